@@ -1,0 +1,40 @@
+# zerogap: `make demo` and `make test` do all their own set-up on a fresh machine.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN     = $(VENV)/bin
+STAMP   = $(VENV)/.installed
+SMOLLM2 = .models/smollm2-135m-instruct
+
+.PHONY: demo test test-all lint types smollm2 test-smollm2 clean
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,dev]'
+	touch $@
+
+demo: $(STAMP)  ## set up, then train the small model with the gap at exactly 0
+	$(BIN)/zerogap train configs/quickstart.toml
+
+test: $(STAMP)  ## the short form of every test
+	$(BIN)/python -m pytest
+
+test-all: $(STAMP) smollm2  ## the full matrices and the real model
+	$(BIN)/python -m pytest -m ''
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+smollm2: $(SMOLLM2)/config.json  ## fetch and convert the real SmolLM2-135M-Instruct
+
+$(SMOLLM2)/config.json: scripts/fetch_smollm2.py | $(STAMP)
+	$(BIN)/python scripts/fetch_smollm2.py $(SMOLLM2)
+
+test-smollm2: $(STAMP) smollm2  ## the tests on the real model
+	$(BIN)/python -m pytest -m model
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

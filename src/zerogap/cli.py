@@ -1,0 +1,90 @@
+"""The ``zerogap`` command: one function per verb, each importing its package only when called."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zerogap import __version__
+from zerogap.console import message
+from zerogap.errors import ExitCode, ZerogapError
+
+app = typer.Typer(
+    name="zerogap",
+    help="True on-policy RL post-training: the log-prob gap between rollout engine and trainer is exactly 0.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
+)
+
+# Newer typer carries its own copy of click, so the class is reached through typer's public one.
+_ClickError = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout and nothing else there.")]
+
+
+def _version(show: bool) -> None:
+    if show:
+        print(f"zerogap {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def train(
+    config: Annotated[Path, typer.Argument(help="Run configuration (TOML), such as configs/quickstart.toml.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Replace single values.")] = None,
+    resume: Annotated[str | None, typer.Option("--resume", metavar="auto|FOLDER", help="Continue from the newest checkpoint of run.dir, or from this one.")] = None,
+    json: # Newer typer carries its own copy of click, so the class is reached through typer's public one.
+_ClickError = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+JsonOption = False,
+) -> None:
+    """Train by reinforcement learning with the gap checked on every trained token.
+
+    Exit codes: 0 every compared token was bit-equal; 1 the gate stopped the run; 2 bad input.
+    """
+    from zerogap.threads import prepare_environment
+
+    prepare_environment()
+    from zerogap.rl.command import train_command
+
+    raise typer.Exit(train_command(config, overrides or [], resume=resume, as_json=json))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit the process with a documented code (see ``zerogap.errors.ExitCode``)."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
+    try:
+        code = typer.main.get_command(app).main(args=arguments, prog_name="zerogap", standalone_mode=False)
+        return int(code or 0)
+    except ZerogapError as error:
+        message(f"zerogap: error: {error}")
+        return int(error.exit_code)
+    except _ClickError as error:
+        text = error.format_message()  # type: ignore[attr-defined]
+        message(text if not (arguments or sys.argv[1:]) else f"zerogap: error: {text}")
+        return int(ExitCode.USAGE)
+    except (typer.Abort, KeyboardInterrupt):
+        message("zerogap: interrupted")
+        return int(ExitCode.INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of our stdout went away (`| head`); keep the interpreter from complaining at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return int(ExitCode.HOLDS)
