@@ -37,7 +37,9 @@ def _version(show: bool) -> None:
 
 @app.callback()
 def _root(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     pass
 
@@ -45,12 +47,16 @@ def _root(
 @app.command()
 def train(
     config: Annotated[Path, typer.Argument(help="Run configuration (TOML), such as configs/quickstart.toml.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Replace single values.")] = None,
-    resume: Annotated[str | None, typer.Option("--resume", metavar="auto|FOLDER", help="Continue from the newest checkpoint of run.dir, or from this one.")] = None,
-    json: # Newer typer carries its own copy of click, so the class is reached through typer's public one.
-_ClickError = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
-
-JsonOption = False,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Replace single values.")
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            "--resume", metavar="auto|FOLDER", help="Continue from the newest checkpoint of run.dir, or from this one."
+        ),
+    ] = None,
+    json: JsonOption = False,
 ) -> None:
     """Train by reinforcement learning with the gap checked on every trained token.
 
