@@ -1,0 +1,5 @@
+"""Readers of other programs' logs, dumps and runs, found by what a file holds and never by its name."""
+
+from zerogap.gap.readers.load import Loaded, load
+
+__all__ = ["Loaded", "load"]

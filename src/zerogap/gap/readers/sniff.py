@@ -1,0 +1,120 @@
+"""What a file is, from its first bytes; safe opening of files of any size and encoding."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from zerogap.errors import UsageError
+
+HEAD = 1 << 16
+_BLOCK = 1 << 22
+_LINE_LIMIT = 1 << 26  # bytes; a longer line is no log line and no sample
+
+
+def kind_of(path: Path) -> str:
+    """Return parquet, zip, pickle, tfrecord, gzip, empty, binary or text.
+
+    Raises:
+        UsageError: the path is missing, unreadable or no regular file.
+    """
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            raise UsageError(f"{path}: not a regular file; name a log, dump, run folder or table")
+        with path.open("rb") as file:
+            head = file.read(HEAD)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}; check the path") from None
+    if not head:
+        return "empty"
+    if head[:4] == b"PAR1":
+        return "parquet"
+    if head[:2] == b"\x1f\x8b":
+        return "gzip"
+    if head[:4] == b"PK\x03\x04":
+        return "zip"
+    if head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05":
+        return "pickle"
+    if _is_tfrecord(head):
+        return "tfrecord"
+    if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return "text"
+    if head.count(0) * 50 > len(head):
+        return "binary"
+    return "text"
+
+
+def _is_tfrecord(head: bytes) -> bool:
+    from zerogap.gap.readers.tensorboard import masked_crc32c
+
+    return len(head) > 16 and int.from_bytes(head[8:12], "little") == masked_crc32c(head[:8])
+
+
+def blocks(path: Path, start: int = 0) -> Iterator[bytes]:
+    """Yield the bytes of a file in blocks; holes of sparse files are skipped, gzip is unpacked."""
+    with path.open("rb") as raw:
+        if raw.read(2) == b"\x1f\x8b":
+            raw.seek(0)
+            try:
+                with gzip.GzipFile(fileobj=raw) as packed:
+                    while block := packed.read(_BLOCK):
+                        yield block
+            except (OSError, EOFError) as error:
+                raise UsageError(f"{path}: damaged gzip file: {error}; unpack it or copy it again") from None
+            return
+        raw.seek(start)
+        while True:
+            position = _next_data(raw)
+            if position is None:
+                return
+            block = raw.read(_BLOCK)
+            if not block:
+                return
+            yield block
+
+
+def _next_data(raw: IO[bytes]) -> int | None:
+    try:
+        position = os.lseek(raw.fileno(), raw.tell(), os.SEEK_DATA)
+    except OSError as error:
+        return None if error.errno == 6 else raw.tell()  # ENXIO: only holes up to the end
+    raw.seek(position)
+    return position
+
+
+def lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a text file as UTF-8 bytes without their ends; UTF-16 with a mark is converted.
+
+    Overlong lines and stretches of zero bytes, as a crash leaves in a log, are dropped.
+    """
+    rest = b""
+    source = blocks(path)
+    first = next(source, b"")
+    if first[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        with io.open(path, encoding="utf-16", errors="replace", newline=None) as text:
+            try:
+                for line in text:
+                    yield line.rstrip("\n").encode()
+            except UnicodeError:
+                return
+        return
+    if first[:3] == b"\xef\xbb\xbf":
+        first = first[3:]
+    block = first
+    while block:
+        if b"\0" in block:
+            block = block.replace(b"\0", b"")
+        parts = (rest + block).split(b"\n")
+        rest = parts.pop()
+        yield from parts
+        if len(rest) > _LINE_LIMIT:
+            rest = b""
+        block = next(source, b"")
+    if rest:
+        yield rest
