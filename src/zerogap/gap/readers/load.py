@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from zerogap.errors import UsageError, nearest
+from zerogap.gap.facts import Facts
 from zerogap.gap.metrics import Accumulator
 from zerogap.gap.names import metric_for, metrics, run_label
 from zerogap.gap.readers import records as rec
@@ -67,6 +68,7 @@ class Loaded:
     rollouts: list[Rollout] = field(default_factory=list)
     other: dict[str, Series] = field(default_factory=dict)
     folder: Path | None = None
+    stated: Facts | None = None
 
     @property
     def has_tokens(self) -> bool:

@@ -58,9 +58,11 @@ def _is_tfrecord(head: bytes) -> bool:
 
 def blocks(path: Path, start: int = 0) -> Iterator[bytes]:
     """Yield the bytes of a file in blocks; holes of sparse files are skipped, gzip is unpacked."""
-    with path.open("rb") as raw:
-        if raw.read(2) == b"\x1f\x8b":
-            raw.seek(0)
+    # Unbuffered, since holes are found by moving the descriptor itself.
+    with path.open("rb", buffering=0) as raw:
+        packed_file = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0 if packed_file else start)
+        if packed_file:
             try:
                 with gzip.GzipFile(fileobj=raw) as packed:
                     while block := packed.read(_BLOCK):

@@ -1,0 +1,243 @@
+"""The sampler part of the gap: truncation, one-sided temperature, penalties; with kept sets exactly, else by signature.
+
+With ``d = logprob_trainer - logprob_engine`` and Z the trainer's kept mass at the engine's temperature, the sampler part
+is log Z (at most 0) and the numerics part ``d - log Z``. Without Z the engine's mean of ``exp(d)`` estimates it: over
+tokens drawn from the engine's distribution, E[exp(d)] is the trainer's mass on the engine's support.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from zerogap.errors import UsageError
+from zerogap.gap.diagnoses.base import Finding
+from zerogap.gap.diagnoses.context import Context
+from zerogap.gap.table import Array
+
+MASS_LOST = 0.008  # 1 - mean ratio that counts as truncation
+MASS_SIGMAS = 6.0
+ONE_SIDED = 2.5  # sum of negative d / sum of positive d, beyond the middle
+TEMPERATURE_STEP = 0.05  # |ratio of temperatures - 1| that counts
+PENALTY_SIGMAS = 8.0
+PENALTY_NATS = 0.04
+
+
+def diagnose_sampler(c: Context) -> list[Finding]:
+    """Return what the signs and slopes of d say about the sampler."""
+    if len(c.rows) < 4:
+        return []
+    if c.table.has("kept_mass"):
+        exact = _exact(c)
+        if exact:
+            return exact
+    return _penalty(c) or _temperature(c) or _truncation(c)
+
+
+def _exact(c: Context) -> list[Finding]:
+    """Kept masses are known: say how much of the gap is the sampler's."""
+    mass = c.table.columns["kept_mass"][c.rows].astype(np.float64)
+    known = (mass > 0) & (mass <= 1.001)
+    if not known.any():
+        return []
+    sampler = np.log(np.minimum(mass[known], 1.0))
+    before = float(c.size[known].mean())
+    numerics = c.d[known] - sampler
+    after = float(np.abs(numerics).mean())
+    if -sampler.mean() < 1e-4 or after > 0.8 * before:
+        return []
+    return [
+        Finding(
+            "sampler/truncation",
+            0.98,
+            f"SAMPLER_TRUNCATION kept_mass~{mass[known].mean():.2f} (from kept sets): sampler part "
+            f"{sampler.mean():+.4g} nats a token, numerics {after:.4g} of {before:.4g} mean abs(d)",
+            {
+                "kept_mass": float(mass[known].mean()),
+                "sampler_part": float(sampler.mean()),
+                "numerics_mean_abs": after,
+                "mean_abs": before,
+                "exact": True,
+            },
+            c.worst(3),
+        )
+    ]
+
+
+def _cluster_error(values: Array, groups: Array) -> float:
+    """Standard error of the mean when values of one group (sequence) may hang together."""
+    count = int(groups.max(initial=0)) + 1
+    mean = values.mean()
+    residual = np.bincount(groups, weights=values - mean, minlength=count)
+    used = len(np.unique(groups))
+    if used < 8:
+        return float(values.std() / math.sqrt(max(len(values) - 1, 1)))
+    return float(math.sqrt(np.dot(residual, residual) * used / (used - 1)) / len(values))
+
+
+def _truncation(c: Context) -> list[Finding]:
+    d = c.d
+    ratio = np.exp(np.clip(d, -20, 20))
+    mass = float(ratio.mean())
+    error = _cluster_error(ratio, c.in_sequence)
+    few = len(d) < 50
+    down, up = float(-d[d < 0].sum()), float(d[d > 0].sum())
+    one_sided = down / max(up, 1e-12)
+    numbers = {"kept_mass": mass, "uncertainty": 2 * error, "exact": False, "one_sided": min(one_sided, 1e6)}
+    if few:
+        material = np.abs(d) > 1e-3
+        if material.sum() < 4 or (d[material] > 0).any() or d.mean() > -0.03 or mass > 0.98 or d.min() < -1.2:
+            return []
+        confidence = 0.6 + 0.03 * min(int(material.sum()), 8)
+    else:
+        if 1 - mass < max(MASS_LOST, MASS_SIGMAS * error) or mass < 0.15:
+            return []
+        far_down, far_up = -float(np.quantile(d, 0.02)), float(np.quantile(d, 0.98))
+        if one_sided < ONE_SIDED or far_down < 1.8 * max(far_up, 0.0):
+            return []
+        # A kept set of one token: the engine is sure (exactly 0), the trainer is not.
+        lone = (c.engine == 0.0) & (d < -0.01)
+        numbers["lone_kept_share"] = float(lone.mean())
+        # Other weights or inputs also lose mean ratio when their spread is huge; a kept set never loses that much.
+        if np.quantile(d, 0.001) < -6 and not lone.any():
+            return []
+        confidence = 0.95 if lone.any() else 0.8
+    sure = c.engine > math.log(0.99)
+    rest = f"; tokens with p~1 differ by {c.size[sure].mean():.3g}" if sure.any() and not few else ""
+    return [
+        Finding(
+            "sampler/truncation",
+            confidence,
+            f"SAMPLER_TRUNCATION kept_mass~{mass:.2f} (+-{2 * error:.2g}, estimated from the mean ratio): "
+            f"engine minus trainer is >= 0 on {float((d <= 1e-6).mean()):.0%} of tokens, mean ratio {mass:.3f}{rest}",
+            numbers,
+            c.worst(3),
+        )
+    ]
+
+
+def _logit(logprob: Array) -> Array:
+    clipped = np.clip(logprob, -20.0, -1e-4)
+    result: Array = clipped - np.log(-np.expm1(clipped))
+    return result
+
+
+def temperature_slope(engine: Array, trainer: Array) -> tuple[float, float]:
+    """Return (slope, R^2) of the trainer's logits over the engine's, for tokens that compete with few others.
+
+    For two outcomes ``logit p = (z1 - z2) / T``, so the slope is the engine's temperature over the trainer's. The line
+    is fitted by total least squares, which a symmetric error does not flatten.
+    """
+    use = (engine > math.log(0.2)) & (engine < math.log(0.999)) & (trainer > -12)
+    if use.sum() < 30:
+        return float("nan"), 0.0
+    x, y = _logit(engine[use]), _logit(trainer[use])
+    covariance = np.cov(x, y)
+    values, vectors = np.linalg.eigh(covariance)
+    direction = vectors[:, int(np.argmax(values))]
+    slope = float(direction[1] / direction[0]) if direction[0] else float("inf")
+    r = float(np.corrcoef(x, y)[0, 1])
+    return slope, r * r
+
+
+def _temperature(c: Context) -> list[Finding]:
+    if len(c.rows) < 200 or c.size.mean() < 0.02:
+        return []
+    slope, fit = temperature_slope(c.engine, c.trainer)
+    if not math.isfinite(slope) or fit < 0.9 or abs(slope - 1) < TEMPERATURE_STEP:
+        return []
+    ratio = np.exp(np.clip(c.d, -20, 20))
+    mass, error = float(ratio.mean()), _cluster_error(ratio, c.in_sequence)
+    del mass, error
+    temperature = c.column("temperature")
+    stated = c.facts.get("temperature")
+    engine_t = float(temperature[0]) if temperature is not None else float(stated) if stated else None
+    spread = abs(slope - 1) / 2
+    fitted = f"temperature of the engine / temperature of the trainer = {slope:.2f} +- {spread:.2f}"
+    if engine_t is not None and abs(slope - engine_t) < 0.12 and engine_t != 1.0:
+        fitted += f": the trainer scores at T=1, the engine at T={engine_t:g}"
+    elif engine_t is not None and abs(slope * engine_t - 1) < 0.12 and engine_t != 1.0:
+        fitted += f": the engine scores at T=1, the trainer at T={engine_t:g}"
+    return [
+        Finding(
+            "sampler/temperature",
+            0.7 + 0.25 * min(1.0, abs(slope - 1) / 0.3),
+            f"TEMPERATURE_MISMATCH: {fitted} (R^2 {fit:.3f})",
+            {"temperature_ratio": slope, "r_squared": fit},
+            c.worst(3),
+        )
+    ]
+
+
+def _penalty(c: Context) -> list[Finding]:
+    """Repeated tokens are pushed down by the engine (d > 0 there), new ones up (d < 0)."""
+    ids = c.table.columns.get("token_id")
+    if ids is None or len(c.rows) < 300:
+        return []
+    pair = c.sequence.astype(np.int64) * (int(ids.max()) + 1) + ids
+    _, first = np.unique(pair, return_index=True)
+    repeated = np.ones(len(ids), dtype=bool)
+    repeated[first] = False
+    again = repeated[c.rows]
+    if again.sum() < 50 or (~again).sum() < 50:
+        return []
+    d = np.clip(c.d, -3, 3)
+    difference = float(d[again].mean() - d[~again].mean())
+    error = math.hypot(float(d[again].std()) / math.sqrt(again.sum()), float(d[~again].std()) / math.sqrt((~again).sum()))
+    positive = float((c.d[again] > 0).mean())
+    if difference < max(PENALTY_NATS, PENALTY_SIGMAS * error) or positive < 0.6 or d[again].mean() < 0.01:
+        return []
+    return [
+        Finding(
+            "sampler/penalties",
+            0.8,
+            f"repeated tokens: mean d {d[again].mean():+.3g}, new tokens {d[~again].mean():+.3g} "
+            f"({difference / max(error, 1e-9):.0f} standard errors apart)",
+            {"repeated": float(d[again].mean()), "new": float(d[~again].mean()), "difference": difference},
+            c.worst(3, again),
+        )
+    ]
+
+
+def fit_temperature(
+    logits_NV: Array, token_ids: Array, logprob_engine: Array, *, low: float = 0.1, high: float = 3.0
+) -> tuple[float, float]:
+    """Fit the temperature at which the trainer's logits give the engine's log-probs.
+
+    Args:
+        logits_NV: the trainer's raw logits of N tokens over the vocabulary.
+        token_ids: sampled ids [N].
+        logprob_engine: what the engine recorded [N], nats.
+        low, high: range that is searched.
+
+    Returns:
+        (temperature, mean abs(d) at it, in nats).
+
+    Raises:
+        UsageError: the shapes do not match.
+    """
+    logits = np.asarray(logits_NV, dtype=np.float64)
+    ids = np.asarray(token_ids).astype(np.int64)
+    target = np.asarray(logprob_engine, dtype=np.float64)
+    if logits.ndim != 2 or ids.shape != (len(logits),) or target.shape != ids.shape:
+        raise UsageError(f"fit_temperature: shapes do not match: {logits.shape}, {ids.shape}, {target.shape}")
+
+    def gap(temperature: float) -> float:
+        scaled = logits / temperature
+        top = scaled.max(axis=1, keepdims=True)
+        lse = top[:, 0] + np.log(np.exp(scaled - top).sum(axis=1))
+        return float(np.abs(scaled[np.arange(len(ids)), ids] - lse - target).mean())
+
+    grid = np.exp(np.linspace(math.log(low), math.log(high), 41))
+    best = int(np.argmin([gap(float(t)) for t in grid]))
+    a, b = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, len(grid) - 1)])
+    golden = (math.sqrt(5) - 1) / 2
+    for _ in range(40):
+        left, right = b - golden * (b - a), a + golden * (b - a)
+        if gap(left) < gap(right):
+            b = right
+        else:
+            a = left
+    found = (a + b) / 2
+    return found, gap(found)
