@@ -105,19 +105,28 @@ def read_all(sources: Sequence[Path], mapping: dict[str, str], options: Options)
 
 
 def _or_notes(source: Path, mapping: dict[str, str]) -> Loaded:
-    """A small text file without metrics may still state facts."""
+    """A small text file may also state facts, beside or instead of metrics."""
     try:
-        return load(source, mapping)
+        loaded = load(source, mapping)
     except UsageError as error:
-        if "no gap metric and no log-probs" not in str(error) or source.is_dir() or source.stat().st_size > 1 << 16:
+        if "no gap metric and no log-probs" not in str(error) or not _small(source):
             raise
         facts = read_facts(source)
-        if not facts.values:
+        loaded = Loaded(str(source), "notes", stated=facts)
+        if judge(loaded, Options()).status == "unknown" and not judge(loaded, Options()).findings:
             raise
-        loaded = Loaded(str(source), "notes")
         loaded.notes.append("read as notes: no table, metrics or log lines were found in it")
-        loaded.stated = facts
         return loaded
+    if loaded.kind == "log" and _small(source) and source.stat().st_size < _NOTES_BYTES:
+        loaded.stated = read_facts(source)
+    return loaded
+
+
+_NOTES_BYTES = 4096  # a log of a run is longer than that; a note about one is not
+
+
+def _small(source: Path) -> bool:
+    return source.is_file() and source.stat().st_size <= 1 << 16
 
 
 def gap_command(

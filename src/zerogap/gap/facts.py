@@ -25,7 +25,7 @@ _PAIR = re.compile(
 )
 _NUMBER_LIST = re.compile(
     rf"(?P<key>[A-Za-z_][\w /|.-]*?)\s*(?::|=|->)\s*\[?(?P<values>(?:{NUMBER}|null|None|nan|NaN|-?inf)"
-    rf"(?:\s*,\s*(?:{NUMBER}|null|None|nan|NaN|-?inf)){{2,}})"
+    rf"(?:\s*,\s*(?:{NUMBER}|null|None|nan|NaN|-?inf)){{1,}})"
 )
 _BRACKET_LIST = re.compile(r"(?P<key>[A-Za-z_][\w .-]*?)\s*(?:=|:|->)\s*\[(?P<values>[^\]]*)\]")
 _ARROW = re.compile(rf"(?P<key>[A-Za-z_]\w*)\s*[:=]?\s*(?P<a>{NUMBER})\s*(?:->|→)\s*(?P<b>{NUMBER})")

@@ -166,7 +166,7 @@ def _ranked(found: list[Finding]) -> list[Finding]:
     if "metric-broken/compares-itself" in best and "metric-broken/exact-zero" in best:
         del best["metric-broken/exact-zero"]  # the tokens are there: they say the same more exactly
     if "weights-differ/sync-not-applied" in best:
-        for general in ("numerics/contract-broken", "numerics/dtype-or-kernel"):
+        for general in ("numerics/contract-broken", "numerics/dtype-or-kernel", "metric-broken/exact-zero"):
             best.pop(general, None)
     return sorted(best.values(), key=lambda f: (LEVELS.index(f.level), -f.confidence, f.name))
 
@@ -335,13 +335,6 @@ def _small_table(loaded: Loaded, sides: Mapping[str, list[Any]]) -> None:
 
     if len({len(v) for v in sides.values()}) > 1:
         loaded.notes.append(f"log-prob lists of different length: { {k: len(v) for k, v in sides.items()} }")
-        from zerogap.gap.diagnoses.numerics import _grid_share
-
-        grids = {
-            side: _grid_share(np.array([v for v in values if v is not None], dtype=np.float32))[0]
-            for side, values in sides.items()
-        }
-        loaded.facts["bf16_grid"] = grids
         return
     records = RecordTable(loaded.label, {})
     records.add({f"logprob_{side}": list(values) for side, values in sides.items()}, loaded.label)

@@ -36,8 +36,8 @@ def _missing(c: Context) -> list[Finding]:
             Finding(
                 "metric-broken/boundary-null",
                 0.95,
-                f"BOUNDARY_NULL x{count}, gap over {len(c.rows)} tokens",
-                {"boundary_null": count, "compared": len(c.rows)},
+                f"BOUNDARY_NULL x{count}, gap over {c.usable} tokens",
+                {"boundary_null": count, "compared": c.usable},
                 _rows_text(c, np.flatnonzero(boundary)),
             )
         )
@@ -56,8 +56,8 @@ def _missing(c: Context) -> list[Finding]:
             Finding(
                 "metric-broken/missing-logprobs",
                 1.0,
-                f"missing={int(bad.sum())} ({text}), gap over {len(c.rows)} tokens",
-                {"missing": int(bad.sum()), "compared": len(c.rows), **counts},
+                f"missing={int(bad.sum())} ({text}), gap over {c.usable} tokens",
+                {"missing": int(bad.sum()), "compared": c.usable, **counts},
                 _rows_text(c, np.flatnonzero(bad)),
             )
         )

@@ -43,6 +43,11 @@ class Context:
             & self.table.has("logprob_engine", "logprob_trainer")
         )
 
+    @property
+    def usable(self) -> int:
+        """Trained tokens with a real log-prob on every side that is there."""
+        return int((self.mask & (self.kinds_engine == Kind.OK) & (self.kinds_trainer == Kind.OK)).sum())
+
     @cached_property
     def sequence(self) -> Array:
         """Which sequence each row belongs to, int64 [N]."""

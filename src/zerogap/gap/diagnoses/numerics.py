@@ -81,10 +81,10 @@ def on_bf16_grid(values: Array) -> float:
     return float(((words & np.uint32(0xFFFF)) == 0).mean()) if len(words) else 0.0
 
 
-def _grid_share(values: Array) -> tuple[float, str]:
+def grid_share(values: Array) -> tuple[float, str]:
     """Share on the bf16 grid, also for values printed with few digits (-0.1406 for -0.140625)."""
     exact = on_bf16_grid(values)
-    if exact >= GRID_SHARE or len(values) < 4:
+    if exact >= GRID_SHARE or len(values) < 2:
         return exact, "exact"
     from_text = values.astype(np.float64)
     steps = 2.0 ** (np.floor(np.log2(np.maximum(np.abs(from_text), 1e-30))) - 7)
@@ -100,7 +100,7 @@ def _grid(c: Context) -> list[Finding]:
     shares: dict[str, tuple[float, str]] = {}
     for side, values in (("engine", engine), ("trainer", trainer)):
         real = values[np.abs(values) > 1e-3]
-        shares[side] = _grid_share(real) if len(real) >= 4 else (0.0, "")
+        shares[side] = grid_share(real) if len(real) >= 4 else (0.0, "")
     on = [side for side, (share, _) in shares.items() if share >= GRID_SHARE]
     if len(on) != 1:
         return []

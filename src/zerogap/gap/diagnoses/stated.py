@@ -522,10 +522,9 @@ def appended(f: Facts) -> Finding | None:
     if engine is None or trainer is None or trainer <= engine:
         return None
     mask = f.number("mask")
-    level = "info" if mask == 0 else "fault"
-    return Finding("metric-broken/appended-token", 0.95, f"FRAMEWORK_APPENDED_TOKEN with mask={mask if mask is not None else '?':g}"
-                   if mask is not None else "FRAMEWORK_APPENDED_TOKEN: mask not stated", {"n": trainer - engine},
-                   level=level)  # fmt: skip
+    stated = "mask not stated" if mask is None else f"with mask={mask:g}"
+    return Finding("metric-broken/appended-token", 0.95, f"FRAMEWORK_APPENDED_TOKEN {stated}: {trainer - engine:g} tokens "
+                   "after the engine's last", {"n": trainer - engine}, level="info" if mask == 0 else "fault")  # fmt: skip
 
 
 def lengths(f: Facts) -> Finding | None:
@@ -540,6 +539,52 @@ def lengths(f: Facts) -> Finding | None:
                    f"response_length={response:g}{both}")  # fmt: skip
 
 
+def one_grid(f: Facts) -> Finding | None:
+    """Log-probs of one side that lie on a bf16 grid, given as lists too short or unequal for a table."""
+    import numpy as np
+
+    from zerogap.gap.diagnoses.numerics import GRID_SHARE, grid_share
+
+    shares = {}
+    for side, names in (("trainer", ("trainer_logps", "trainer_logprobs", "trainer")),
+                        ("engine", ("engine_logps", "engine_logprobs", "engine"))):  # fmt: skip
+        values = f.first(*names)
+        if isinstance(values, list):
+            numbers = [v for v in map(as_number, values) if v is not None]
+            if len(numbers) >= 2:
+                shares[side] = (grid_share(np.array(numbers, dtype=np.float32))[0], len(numbers))
+    on = [side for side, (share, _) in shares.items() if share >= GRID_SHARE]
+    if len(on) != 1 or shares[on[0]][1] < 3:
+        return None
+    other = "; the other side is off it: HEAD_DTYPE_ONE_SIDED" if len(shares) == 2 else ""
+    return Finding("numerics/bf16-logits", 0.8, f"LOGITS_BF16 side={on[0]}: every value lies on the bf16 grid{other}",
+                   {"side": on[0]})  # fmt: skip
+
+
+def counted_values(f: Facts) -> Finding | None:
+    """A distribution written as counts: ``995 at 0.0, 5 at 50``."""
+    found = [(int(n), abs(float(v))) for n, v in re.findall(rf"\b(\d+)\s+(?:tokens?\s+)?at\s+({NUMBER})", f.text)]
+    total = sum(n for n, _ in found)
+    if len(found) < 2 or total < 20:
+        return None
+    found.sort(key=lambda item: item[1])
+
+    def quantile(share: float) -> float:
+        seen = 0
+        for count, value in found:
+            seen += count
+            if seen >= share * total:
+                return value
+        return found[-1][1]
+
+    mean = sum(n * v for n, v in found) / total
+    median, largest = quantile(0.5), found[-1][1]
+    if mean <= 50 * median:
+        return None
+    return Finding("metric-broken/outlier-dominated", 0.9, f"OUTLIER_DOMINATED mean={mean:.4g} median={median:.4g} "
+                   f"p99={quantile(0.99):.4g} max={largest:.4g}", {"mean": mean, "median": median, "max": largest})  # fmt: skip
+
+
 def masked_all(f: Facts) -> Finding | None:
     """Every token masked out."""
     if not f.search(r"(?:loss_)?mask\s*(?:is\s+)?all\s+(?:0|zero|false)|valid_tokens\s*=\s*0\b"):
@@ -552,5 +597,5 @@ RULES: tuple[Rule, ...] = (
     temperature_floor, mode_row, signed_list, ladder, sides_disagree, quantised_layers, cascade, trainer_itself,
     trainer_layout, left_pad_rows, cp_positions, retokenised, retraction, probability_buckets, texts, contract_numbers,
     log_softmax, padded_vocab, backward, contract_layout, profile, arrows, zero_metric, clipped, pad_in_mask, appended,
-    lengths, masked_all,
+    lengths, masked_all, one_grid, counted_values,
 )  # fmt: skip

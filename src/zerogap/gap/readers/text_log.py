@@ -126,8 +126,8 @@ class LogParser:
         step, found = parse_metrics(text)
         if not found:
             return False
-        if step is None and len(found) == 1 and "{" not in text:
-            return False  # prose that mentions one number
+        if step is None and "{" not in text:
+            return False  # prose that mentions a number, not a metrics line
         self.result.series.add(process, step, found)
         self.result.metric_lines += 1
         return True
