@@ -89,6 +89,11 @@ class Verdict:
         return list(dict.fromkeys(made)) or [self.status]
 
 
+_GENERAL = frozenset({"inputs-differ/some-sequences", "inputs-differ/context", "inputs-differ/positions",
+                      "sampler/temperature", "sampler/penalties"})  # fmt: skip
+_BY_VALUE = frozenset({"numerics/bf16-logits", "numerics/trainer-not-batch-invariant"})
+
+
 def diagnose_table(table: GapTable, facts: Mapping[str, Any], *, contract: bool, floor: float | None) -> list[Finding]:
     """Return every diagnosis of a table of tokens."""
     c = Context(table, facts, contract, floor)
@@ -97,7 +102,17 @@ def diagnose_table(table: GapTable, facts: Mapping[str, Any], *, contract: bool,
         return found
     if contract:
         return [*found, *contract_findings(c)]
-    specific = [*diagnose_sampler(c), *diagnose_inputs(c), *diagnose_numerics(c), *diagnose_outliers(c)]
+    by_column = diagnose_numerics(c)
+    sampler = diagnose_sampler(c)
+    inputs = diagnose_inputs(c)
+    if sampler:
+        # A sampler's effect drifts along a response with its entropy; only a clear growth is a second cause.
+        inputs = [f for f in inputs if f.name not in _GENERAL or f.confidence >= 0.8]
+    specific = [*sampler, *inputs, *diagnose_outliers(c)]
+    if any(f.level == "fault" and f.name not in _BY_VALUE for f in by_column):
+        # A column says which tokens disagree; what the same tokens look like without it is no second cause.
+        specific = [f for f in specific if f.name not in _GENERAL]
+    specific += by_column
     explained = any(f.level in ("fault", "warn") for f in [*specific])
     return [*found, *specific, *diagnose_elevated(c, explained)]
 

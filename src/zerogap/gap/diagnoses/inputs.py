@@ -12,8 +12,10 @@ SHIFT_BETTER = 0.5  # gap at the shift / gap at 0
 SHIFT_NEEDS = 0.05  # nats at shift 0
 SEQUENCE_BAD = 4.0  # mean of a bad sequence / typical sequence
 SEQUENCE_NATS = 0.12  # and at least this
-POSITION_GROWTH = 3.0
-CONTEXT_DECAY = 2.0
+POSITION_GROWTH = 2.0  # last / first third of positions, for tokens of equal probability
+POSITION_DRIFT = 1.2  # the same for a gap that is large everywhere: other faults fade along the response
+CONTEXT_TOKENS = 4  # tokens that open a response
+CONTEXT_DECAY = 3.5  # their mean against the last third, for tokens of equal probability
 CP_SHARE = 0.7  # of the outliers at slice borders
 LEFT_PAD_RANK = 0.5
 
@@ -112,7 +114,7 @@ def _cp_boundary(c: Context) -> list[Finding]:
     typical = float(np.median(c.size))
     outlier = c.size > max(0.5, 30 * typical, 0.1 * float(c.size.max()))
     count = int(outlier.sum())
-    if count < 3 or count > 0.02 * len(c.size):
+    if count < 3 or count > 0.06 * len(c.size):
         return []
     total = _absolute_length(c)[c.in_sequence]
     prompt = c.column("prompt_length")
@@ -122,7 +124,7 @@ def _cp_boundary(c: Context) -> list[Finding]:
             where = c.position + (prompt if absolute and prompt is not None else 0) + 1
             chunk = np.maximum(total // (2 * cp), 1)
             near = np.minimum(where % chunk, chunk - where % chunk) <= 1
-            near &= (chunk >= 8) & (where < total - 1)
+            near &= (chunk >= 8) & (where >= chunk - 1) & (where < total - 1)
             share = float(near[outlier].mean())
             chance = float(near.mean())
             # Every slice border of a smaller cp is one of a larger cp: take the smallest that explains them.
@@ -219,17 +221,20 @@ def _thirds(c: Context) -> tuple[float, float, float, int]:
 
 
 def _positions(c: Context) -> list[Finding]:
-    if len(c.rows) < 400 or c.size.mean() < 0.02:
+    mean = float(c.size.mean())
+    if len(c.rows) < 400 or mean < 0.02:
         return []
     first, middle, last, span = _thirds(c)
-    if span < 32 or not last > POSITION_GROWTH * first or not middle > 1.2 * first:
+    grows = last > POSITION_GROWTH * first and middle > 0.9 * first
+    drifts = mean > 0.1 and last > POSITION_DRIFT * first and middle > 1.05 * first
+    if span < 32 or not (grows or drifts):
         return []
     third = np.quantile(c.position, [1 / 3, 2 / 3])
     low, high = float(c.size[c.position <= third[0]].mean()), float(c.size[c.position > third[1]].mean())
     return [
         Finding(
             "inputs-differ/positions",
-            0.8,
+            0.85 if grows else 0.55,
             f"mean abs(d) {low:.4g} in the first third of positions, {high:.4g} in the last ({last / first:.1f} times "
             "for tokens of equal probability)",
             {"first_third": low, "last_third": high, "adjusted_ratio": last / first},
@@ -242,7 +247,7 @@ def _context(c: Context) -> list[Finding]:
     """Another prompt: large from the first token on, fading as the shared response grows."""
     if len(c.rows) < 400 or c.size.mean() < SEQUENCE_NATS:
         return []
-    opening = c.position < 8
+    opening = c.position < CONTEXT_TOKENS
     later = c.position >= np.quantile(c.position, 0.66)
     if opening.sum() < 20 or later.sum() < 50:
         return []
@@ -256,7 +261,7 @@ def _context(c: Context) -> list[Finding]:
         Finding(
             "inputs-differ/context",
             0.75,
-            f"mean abs(d) {c.size[opening].mean():.4g} in the first 8 tokens, {c.size[later].mean():.4g} in the last "
+            f"mean abs(d) {c.size[opening].mean():.4g} in the first {CONTEXT_TOKENS} tokens, {c.size[later].mean():.4g} in the last "
             "third: the text before the response differs",
             {"opening": float(c.size[opening].mean()), "later": float(c.size[later].mean()), "adjusted_ratio": ratio},
             c.worst(3, opening),
@@ -265,7 +270,10 @@ def _context(c: Context) -> list[Finding]:
 
 
 def _some_sequences(c: Context) -> list[Finding]:
-    counts, means = c.sequence_means
+    # Single huge tokens do not make a sequence bad.
+    counts, _ = c.sequence_means
+    capped = np.bincount(c.in_sequence, weights=np.minimum(c.size, 1.0), minlength=len(c.starts))
+    means = capped / np.maximum(counts, 1)
     enough = counts >= 8
     if enough.sum() < 8:
         return []

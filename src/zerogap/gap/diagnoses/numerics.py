@@ -8,7 +8,7 @@ from zerogap.gap.diagnoses.base import Finding
 from zerogap.gap.diagnoses.context import Context
 from zerogap.gap.table import Array
 
-LOG_SOFTMAX_MAX = 4e-6  # nats; a few float32 steps of a log-prob
+LOG_SOFTMAX_MAX = 3e-5  # nats; a few float32 steps of the logits that a log-sum-exp adds up
 DTYPE_MEAN = 5e-3
 GRID_SHARE = 0.98
 CACHE_RATIO = 3.0

@@ -18,10 +18,11 @@ from zerogap.gap.table import Array
 
 MASS_LOST = 0.008  # 1 - mean ratio that counts as truncation
 MASS_SIGMAS = 6.0
-ONE_SIDED = 2.5  # sum of negative d / sum of positive d, beyond the middle
-TEMPERATURE_STEP = 0.05  # |ratio of temperatures - 1| that counts
-PENALTY_SIGMAS = 8.0
-PENALTY_NATS = 0.04
+ONE_SIDED = 4.0  # sum of negative d / sum of positive d, beyond the middle
+TEMPERATURE_STEP = 0.08  # |ratio of temperatures - 1| that counts
+TEMPERATURE_FIT = 0.85  # R^2 of the line; other weights and inputs scatter more
+PENALTY_LEAN = 4.0  # negative against positive d on new tokens
+PENALTY_CONTRAST = 2.5  # the same lean against that of repeated tokens
 
 
 def diagnose_sampler(c: Context) -> list[Finding]:
@@ -32,7 +33,7 @@ def diagnose_sampler(c: Context) -> list[Finding]:
         exact = _exact(c)
         if exact:
             return exact
-    return _penalty(c) or _temperature(c) or _truncation(c)
+    return _truncation(c) or _temperature(c) or _penalty(c)
 
 
 def _exact(c: Context) -> list[Finding]:
@@ -123,37 +124,37 @@ def _logit(logprob: Array) -> Array:
     return result
 
 
-def temperature_slope(engine: Array, trainer: Array) -> tuple[float, float]:
-    """Return (slope, R^2) of the trainer's logits over the engine's, for tokens that compete with few others.
+def temperature_slope(engine: Array, trainer: Array) -> tuple[float, float, float]:
+    """Return (slope, R^2, median ratio) of the trainer's logits over the engine's, for tokens with few rivals.
 
     For two outcomes ``logit p = (z1 - z2) / T``, so the slope is the engine's temperature over the trainer's. The line
-    is fitted by total least squares, which a symmetric error does not flatten.
+    is fitted by total least squares, which a symmetric error does not flatten; the median ratio over sure tokens must
+    tell the same, or the slope is only scatter.
     """
     use = (engine > math.log(0.2)) & (engine < math.log(0.999)) & (trainer > -12)
     if use.sum() < 30:
-        return float("nan"), 0.0
+        return float("nan"), 0.0, float("nan")
     x, y = _logit(engine[use]), _logit(trainer[use])
-    covariance = np.cov(x, y)
-    values, vectors = np.linalg.eigh(covariance)
+    values, vectors = np.linalg.eigh(np.cov(x, y))
     direction = vectors[:, int(np.argmax(values))]
     slope = float(direction[1] / direction[0]) if direction[0] else float("inf")
     r = float(np.corrcoef(x, y)[0, 1])
-    return slope, r * r
+    sure = x > 1.0
+    return slope, r * r, float(np.median(y[sure] / x[sure])) if sure.sum() >= 10 else float("nan")
 
 
 def _temperature(c: Context) -> list[Finding]:
     if len(c.rows) < 200 or c.size.mean() < 0.02:
         return []
-    slope, fit = temperature_slope(c.engine, c.trainer)
-    if not math.isfinite(slope) or fit < 0.9 or abs(slope - 1) < TEMPERATURE_STEP:
+    slope, fit, middle = temperature_slope(c.engine, c.trainer)
+    if not math.isfinite(slope) or fit < TEMPERATURE_FIT or abs(slope - 1) < TEMPERATURE_STEP:
         return []
-    ratio = np.exp(np.clip(c.d, -20, 20))
-    mass, error = float(ratio.mean()), _cluster_error(ratio, c.in_sequence)
-    del mass, error
+    if math.isnan(middle) or (middle - 1) * (slope - 1) <= 0 or abs(middle - 1) < 0.5 * abs(slope - 1):
+        return []
     temperature = c.column("temperature")
     stated = c.facts.get("temperature")
     engine_t = float(temperature[0]) if temperature is not None else float(stated) if stated else None
-    spread = abs(slope - 1) / 2
+    spread = 0.03 + abs(slope - 1) / 8
     fitted = f"temperature of the engine / temperature of the trainer = {slope:.2f} +- {spread:.2f}"
     if engine_t is not None and abs(slope - engine_t) < 0.12 and engine_t != 1.0:
         fitted += f": the trainer scores at T=1, the engine at T={engine_t:g}"
@@ -170,10 +171,18 @@ def _temperature(c: Context) -> list[Finding]:
     ]
 
 
+def _lean(d: Array) -> float:
+    """Sum of the negative over sum of the positive differences."""
+    return float(-d[d < 0].sum() / max(float(d[d > 0].sum()), 1e-9))
+
+
 def _penalty(c: Context) -> list[Finding]:
-    """Repeated tokens are pushed down by the engine (d > 0 there), new ones up (d < 0)."""
+    """The engine pushes repeated tokens down, so new ones go up: d leans down on new tokens, not on repeated ones.
+
+    Over the engine's samples the mean ratio of repeated tokens is then above 1 and that of new ones below.
+    """
     ids = c.table.columns.get("token_id")
-    if ids is None or len(c.rows) < 300:
+    if ids is None or len(c.rows) < 300 or c.size.mean() < 0.03:
         return []
     pair = c.sequence.astype(np.int64) * (int(ids.max()) + 1) + ids
     _, first = np.unique(pair, return_index=True)
@@ -182,19 +191,21 @@ def _penalty(c: Context) -> list[Finding]:
     again = repeated[c.rows]
     if again.sum() < 50 or (~again).sum() < 50:
         return []
-    d = np.clip(c.d, -3, 3)
-    difference = float(d[again].mean() - d[~again].mean())
-    error = math.hypot(float(d[again].std()) / math.sqrt(again.sum()), float(d[~again].std()) / math.sqrt((~again).sum()))
-    positive = float((c.d[again] > 0).mean())
-    if difference < max(PENALTY_NATS, PENALTY_SIGMAS * error) or positive < 0.6 or d[again].mean() < 0.01:
+    old, new = c.d[again], c.d[~again]
+    lean_old, lean_new = _lean(old), _lean(new)
+    ratio_old, ratio_new = (float(np.exp(np.clip(d, -9, 3)).mean()) for d in (old, new))
+    up, down = float((new > 0.1).mean()), float((new < -0.1).mean())
+    if lean_new < PENALTY_LEAN or lean_new < PENALTY_CONTRAST * lean_old:
+        return []
+    if ratio_old < 1.1 or ratio_new > 0.95 or up > 0.3 * down:
         return []
     return [
         Finding(
             "sampler/penalties",
             0.8,
-            f"repeated tokens: mean d {d[again].mean():+.3g}, new tokens {d[~again].mean():+.3g} "
-            f"({difference / max(error, 1e-9):.0f} standard errors apart)",
-            {"repeated": float(d[again].mean()), "new": float(d[~again].mean()), "difference": difference},
+            f"repeated tokens: mean ratio {ratio_old:.2f}; new tokens: mean ratio {ratio_new:.2f}, {down:.0%} below "
+            f"-0.1 and {up:.0%} above 0.1",
+            {"ratio_repeated": ratio_old, "ratio_new": ratio_new, "lean_new": lean_new, "lean_repeated": lean_old},
             c.worst(3, again),
         )
     ]
