@@ -46,7 +46,7 @@ def test_limits_of_the_ranges_are_allowed():
 
 @pytest.mark.parametrize("key", [(0, 1), (0, 1, -1), (0, 1, 2.0), (0, 1, 2**32)])
 def test_a_wrong_key_is_refused(key):
-    with pytest.raises(UsageError, match="^key: "):
+    with pytest.raises(UsageError, match=r"^key: "):
         Request(key, (1,))
 
 

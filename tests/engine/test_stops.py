@@ -20,7 +20,17 @@ class PieceTokenizer:
     """Token ids name pieces that may cut characters; a leading space of the whole text is dropped (SentencePiece)."""
 
     stop_ids = ()
-    pieces = (b" a", b" b", b"c", "é".encode()[:1], "é".encode()[1:], "日本".encode()[:4], "日本".encode()[4:], b"</", b"s>")
+    pieces = (
+        b" a",
+        b" b",
+        b"c",
+        "é".encode()[:1],
+        "é".encode()[1:],
+        "日本".encode()[:4],
+        "日本".encode()[4:],
+        b"</",
+        b"s>",
+    )
 
     def decode(self, ids):
         return b"".join(self.pieces[i] for i in ids).decode("utf-8", errors="replace").removeprefix(" ")
