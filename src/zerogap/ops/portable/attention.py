@@ -157,10 +157,10 @@ def _forward_group(
     out = torch.zeros_like(q_GTMD)
     total = torch.zeros_like(peak)
     for part, s in zip(scores, slots, strict=True):
-        some = slice(0, part.shape[1])
-        weights = exp(part - peak[:, some])
-        total[:, some] += tree_sum(weights).unsqueeze(-1)
-        out[:, some] += _product(weights, _gather(v_SGD, s))
+        reach = part.shape[1]
+        weights = exp(part - peak[:, :reach])
+        total[:, :reach] += tree_sum(weights).unsqueeze(-1)
+        out[:, :reach] += _product(weights, _gather(v_SGD, s))
     return out.div_(total), peak, total
 
 

@@ -113,4 +113,3 @@ def blocked_sum(x: Tensor, block: int = 1024) -> Tensor:
 def sigmoid(x: Tensor) -> Tensor:
     """Return 1 / (1 + e^-x), element by element."""
     return exp(-x).add_(1.0).reciprocal_()
-

@@ -162,8 +162,8 @@ def draw(distribution: LogDistribution, uniform_R: Tensor) -> Tensor:
 def uniform(seed: int, keys: Sequence[tuple[int, int, int, int]]) -> Tensor:
     """Return one number in [0, 1) per key (step, prompt, sample, position), float64 [R].
 
-    Counter-based (Philox 4x64, Salmon et al. 2011): a number depends on the seed and its own key only, never on how many
-    were drawn before.
+    Counter-based (Philox 4x64, Salmon et al. 2011): a number depends on the seed and its own key only, never on how
+    many were drawn before.
     """
     numbers = [_philox(seed, key) for key in keys]
     return torch.from_numpy(np.array(numbers, dtype=np.uint64) >> np.uint64(11)).to(torch.float64) * 2.0**-53
