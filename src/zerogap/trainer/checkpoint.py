@@ -31,7 +31,8 @@ from torch import Tensor
 
 from zerogap.errors import UsageError
 from zerogap.files import fsync
-from zerogap.models import Decoder, load_decoder, save_decoder, weights_digest
+from zerogap.models.decoder import Decoder
+from zerogap.models.weights import load_decoder, save_decoder, weights_digest
 from zerogap.trainer.optimiser import Optimiser
 
 SCHEMA = "zerogap.checkpoint"
@@ -172,7 +173,7 @@ def load_weights(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> 
         UsageError: its weights are not those that the run's state speaks of.
     """
     decoder = load_decoder(checkpoint.model_folder, dtype=dtype)
-    if weights_digest(decoder) != checkpoint.state.weights_digest:
+    if weights_digest(decoder.state_dict()) != checkpoint.state.weights_digest:
         raise UsageError(f"the weights in {checkpoint.model_folder} are not those of its state.json (other digest)")
     return decoder
 

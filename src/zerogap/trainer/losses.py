@@ -104,7 +104,7 @@ def token_losses(logprob_S: Tensor, old_S: Tensor, advantage_S: Tensor, settings
     difference_S = logprob_S - old_S.detach()
     ratio_S = difference_S.detach().exp()
     binds_S = ((advantage_S > 0) & (ratio_S > high)) | ((advantage_S < 0) & (ratio_S < low))
-    bound_S = torch.where(advantage_S > 0, high, low).to(advantage_S)
+    bound_S = torch.full_like(advantage_S, low).masked_fill_(advantage_S > 0, high)
     # A clipped token has no gradient. It is taken out before exp, since an overflowed exp would turn "no gradient"
     # into 0 * inf.
     free_S = difference_S.masked_fill(binds_S, 0.0).exp()

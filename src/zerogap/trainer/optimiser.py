@@ -100,7 +100,7 @@ def sum_of_squares(values: Tensor) -> float:
     """
     sums: list[float] = []
     for chunk in values.reshape(-1).split(_NORM_CHUNK):
-        squares = chunk.double().square_()
+        squares = chunk.double().square()
         whole = len(squares) // _NORM_BLOCK * _NORM_BLOCK
         if whole:
             sums += squares[:whole].view(-1, _NORM_BLOCK).sum(1).tolist()
@@ -168,7 +168,7 @@ class Optimiser:
         bad = [name for name, square in squares.items() if not math.isfinite(square)]
         if bad:
             raise ZerogapError(
-                f"update {self.updates}: the gradient of {bad[0]} is not finite (and of {len(bad) - 1} other parameters); "
+                f"update {self.updates}: the gradient of {bad[0]} (and {len(bad) - 1} more) is not finite; "
                 "the weights are unchanged; lower the learning rate or look at the step's log-probs"
             )
         norm = math.sqrt(math.fsum(squares.values()))

@@ -77,8 +77,7 @@ class MicroBatch:
 
     Attributes:
         members: indices of its sequences in the list it was made from.
-        lengths: rows of each member.
-        tokens_R: int64 token ids of the rows.
+        tokens: token ids of each member's rows.
         scored_S: int64 row whose output predicts each scored token.
         targets_S: int64 ids of the scored tokens.
         counts: scored tokens of each member; they sum to S.
@@ -86,8 +85,7 @@ class MicroBatch:
     """
 
     members: tuple[int, ...]
-    lengths: tuple[int, ...]
-    tokens_R: Tensor
+    tokens: tuple[list[int], ...]
     scored_S: Tensor
     targets_S: Tensor
     counts: tuple[int, ...]
@@ -105,20 +103,17 @@ def micro_batch(
         kept: kept sets to replay, per sequence and trained token; None lets the sampler settings make them.
     """
     chosen = [sequences[member] for member in members]
-    lengths = tuple(sequence.input_rows for sequence in chosen)
+    tokens = tuple(sequence.tokens[: sequence.input_rows] for sequence in chosen)
     counts = tuple(sequence.trained_count for sequence in chosen)
-    tokens, scored, targets, first_row = [], [], [], 0
-    for sequence, rows in zip(chosen, lengths, strict=True):
-        ids = torch.tensor(sequence.tokens, dtype=torch.int64)
+    scored, targets, first_row = [], [], 0
+    for sequence, rows in zip(chosen, tokens, strict=True):
         places = sequence.trained_places + sequence.prompt_length
-        tokens.append(ids[:rows])
         scored.append(places - 1 + first_row)
-        targets.append(ids[places])
-        first_row += rows
+        targets.append(torch.tensor(sequence.tokens)[places])
+        first_row += len(rows)
     return MicroBatch(
         members,
-        lengths,
-        torch.cat(tokens),
+        tokens,
         torch.cat(scored),
         torch.cat(targets),
         counts,

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from zerogap.errors import UsageError
-from zerogap.models import Decoder, PackedCache, Rows
+from zerogap.models.decoder import Decoder
+from zerogap.models.rows import PackedCache, Rows
 from zerogap.ops import portable as ops
 from zerogap.trainer.packing import KeptRows, MicroBatch, micro_batch, pack
 from zerogap.trainer.sample import TrainSequence
@@ -41,25 +42,22 @@ def check_sequences(decoder: Decoder, sequences: Sequence[TrainSequence]) -> Non
         where = "sequence (step {}, prompt {}, sample {})".format(*sequence.key)
         if not 0 <= min(sequence.tokens) <= max(sequence.tokens) < vocab:
             raise UsageError(
-                f"{where} has token ids {min(sequence.tokens)} to {max(sequence.tokens)}; the model has 0 to {vocab - 1}"
+                f"{where} has token ids {min(sequence.tokens)} to {max(sequence.tokens)}; "
+                f"the model has 0 to {vocab - 1}"
             )
         if sequence.input_rows > context:
             raise UsageError(f"{where} has {sequence.input_rows} rows; the model's context is {context}")
 
 
-def forward(
-    decoder: Decoder, batch: MicroBatch, want_kept: bool = False, checkpointing: bool = False
-) -> ops.TokenLogprobs:
+def forward(decoder: Decoder, batch: MicroBatch, want_kept: bool = False) -> ops.TokenLogprobs:
     """Run one micro-batch and score its S tokens; differentiable in the weights.
 
     Args:
         decoder: the model being trained.
         batch: rows and tokens.
         want_kept: also return the kept set of every token.
-        checkpointing: keep only each layer's input for the backward and run the layer again there.
     """
-    rows = Rows.packed(list(batch.lengths), batch.tokens_R)
-    hidden_RK = decoder.hidden(rows, PackedCache(), checkpointing=checkpointing)
+    hidden_RK = decoder.hidden(Rows.packed(batch.tokens), PackedCache())
     hidden_SK = hidden_RK.index_select(0, batch.scored_S)
     return ops.token_logprobs(hidden_SK, decoder.lm_head_weight, batch.targets_S, batch.settings, want_kept=want_kept)
 

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zerogap.models import Decoder
+from zerogap.models.decoder import Decoder
 from zerogap.trainer.losses import LossSettings, policy_metrics, sequence_weights, token_losses
 from zerogap.trainer.optimiser import Optimiser
 from zerogap.trainer.packing import MicroBatch, micro_batch, pack
@@ -43,16 +43,14 @@ class StepSettings:
 
     Attributes:
         loss: clipping and aggregation.
-        micro_batch_rows: most rows of one forward and backward; bounds the memory of activations.
-        gradient_checkpointing: recompute each layer in the backward: the same bits, less memory, about a third more
-            time.
+        micro_batch_rows: most rows of one forward and backward; with ``Decoder.gradient_checkpointing`` it bounds the
+            memory of activations.
         score_untrained: also run sequences whose advantage is 0 through a forward without gradient, so that their
             tokens can be compared (``gap.scope = "all"``). The update's bits do not depend on it.
     """
 
     loss: LossSettings = field(default_factory=LossSettings)
     micro_batch_rows: int = 2048
-    gradient_checkpointing: bool = False
     score_untrained: bool = False
 
 
@@ -115,7 +113,7 @@ def accumulate(
     plan = pack(rows, settings.micro_batch_rows)
     for members in plan:
         batch = micro_batch(sequences, members, kept)
-        result = forward(decoder, batch, checkpointing=settings.gradient_checkpointing)
+        result = forward(decoder, batch)
         old_S = torch.cat(
             [sequences[m].trained_logprobs_engine if old is None else old[m].logprob_T for m in members]
         ).to(result.logprob_R)
