@@ -1,4 +1,4 @@
-"""Prompts from a JSONL file: one object per line with a prompt (text or chat messages), an answer, any further fields."""
+"""Prompts from a JSONL file: one object per line with a prompt (text or chat messages), an answer, more fields."""
 
 from __future__ import annotations
 
