@@ -135,7 +135,7 @@ def test_the_configuration_cannot_be_changed() -> None:
 
 @given(
     st.text(min_size=1),
-    st.floats(0, 10),
+    st.floats(0, 10, exclude_min=True),
     st.lists(st.text(min_size=1), max_size=4),
     st.integers(0, 2**63 - 1),
     st.none() | st.integers(1, 9),

@@ -118,7 +118,7 @@ class RolloutSection(Section):
     )
     top_k: int = Field(default=0, ge=0, description="most probable tokens kept; 0 = off")
     min_p: float = Field(
-        default=0.0, ge=0, le=1, description="least probability kept, as a share of the largest; 0 = off"
+        default=0.0, ge=0, lt=1, description="least probability kept, as a share of the largest; 0 = off"
     )
     max_tokens: int = Field(default=16, ge=1, description="longest completion, tokens")
     min_tokens: int = Field(default=0, ge=0, description="tokens before a stop token may be sampled")
@@ -152,9 +152,7 @@ class EngineSection(Section):
 class TrainSection(Section):
     """Loss and optimiser (AdamW)."""
 
-    learning_rate: float = Field(
-        default=1e-5, ge=0, le=10, description="peak learning rate; 0 = compare only, learn nothing"
-    )
+    learning_rate: float = Field(default=1e-5, gt=0, le=10, description="peak learning rate")
     schedule: Literal["constant", "linear", "cosine"] = Field(
         default="constant",
         description="course of the learning rate after the warm-up; linear and cosine reach 0 at run.steps",
@@ -172,8 +170,8 @@ class TrainSection(Section):
         default="grpo",
         description="grpo = (reward - group mean) / group standard deviation; dr_grpo = reward - group mean",
     )
-    clip_low: float = Field(default=0.2, ge=0, lt=1, description="probability ratio is clipped below 1 - clip_low")
-    clip_high: float = Field(default=0.2, ge=0, description="probability ratio is clipped above 1 + clip_high")
+    clip_low: float = Field(default=0.2, gt=0, le=1, description="probability ratio is clipped below 1 - clip_low")
+    clip_high: float = Field(default=0.2, gt=0, description="probability ratio is clipped above 1 + clip_high")
     aggregation: Literal["token-mean", "sequence-mean", "sequence-mean-token-sum-norm"] = Field(
         default="token-mean", description="how token losses become one number (docs/losses.md)"
     )

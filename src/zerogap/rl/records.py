@@ -1,4 +1,4 @@
-"""JSONL files of a run: one object per line, ASCII (so that hostile text stays inert), a torn last line is no record."""
+"""JSONL files of a run: one object per line, ASCII, a torn last line does not count."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from zerogap.rl.rewards import RewardJob, RewardOutcome, RewardPool
 
 
 class RewardJournal:
-    """``rewards.jsonl`` of a run: one line per call, keyed by (phase, step, prompt, sample) and a digest of the arguments."""
+    """``rewards.jsonl`` of a run: a line per call, keyed by (phase, step, prompt, sample) and the arguments' digest."""
 
     def __init__(self, path: Path, from_step: int = 0) -> None:
         """Open the journal, which may not exist yet, and remember the outcomes of ``from_step`` and later."""
