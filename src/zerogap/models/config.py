@@ -15,10 +15,10 @@ FAMILIES = ("llama", "qwen2", "qwen3")
 # Read below, or known not to change a forward pass in evaluation mode.
 _READ = {
     "attention_bias", "attention_dropout", "head_dim", "hidden_act", "hidden_size", "intermediate_size", "layer_types",
-    "max_position_embeddings", "max_window_layers", "mlp_bias", "model_type", "num_attention_heads", "num_hidden_layers",
-    "num_key_value_heads", "original_max_position_embeddings", "pretraining_tp", "quantization_config", "rms_norm_eps",
-    "rope_parameters", "rope_scaling", "rope_theta", "sliding_window", "tie_word_embeddings", "use_sliding_window",
-    "vocab_size",
+    "max_position_embeddings", "max_window_layers", "mlp_bias", "model_type", "num_attention_heads",
+    "num_hidden_layers", "num_key_value_heads", "original_max_position_embeddings", "pretraining_tp",
+    "quantization_config", "rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta", "sliding_window",
+    "tie_word_embeddings", "use_sliding_window", "vocab_size",
 }  # fmt: skip
 _HARMLESS = {
     "architectures", "attn_implementation", "auto_map", "bos_token_id", "chunk_size_feed_forward",

@@ -1,7 +1,7 @@
 """The decoder of Qwen3 dense, Qwen2/2.5 and Llama/SmolLM2: one definition for engine, trainer and oracle.
 
-Parameters carry the names of the Hugging Face checkpoints. Every named op's output passes through ``hooks``, which is how
-row digests are taken.
+Parameters carry the names of the Hugging Face checkpoints. Every named op's output passes through ``hooks``, which is
+how row digests are taken.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _token_ids(value: object, path: Path) -> Iterable[int]:
     """Return the ids of an ``eos_token_id`` entry: absent, one id, or a list of them."""
-    values = [] if value is None else value if isinstance(value, list) else [value]
+    values: list[Any] = [] if value is None else value if isinstance(value, list) else [value]
     for i in values:
         if not isinstance(i, int) or isinstance(i, bool) or i < 0:
             raise UsageError(f"eos_token_id in {path} holds {i!r}, which is no token id: give a number or a list")

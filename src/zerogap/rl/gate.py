@@ -65,14 +65,14 @@ def compare(sequences: Sequence[TrainSequence], scores: Sequence[Scored | None])
         scores: the trainer's, or None for a sequence that was not run.
     """
     engine_parts, trainer_parts, index_parts, place_parts, missing = [], [], [], [], 0
-    for index, (sequence, scored) in enumerate(zip(sequences, scores, strict=True)):
+    for number, (sequence, scored) in enumerate(zip(sequences, scores, strict=True)):
         if scored is None:
             missing += sequence.trained_count
             continue
         engine_parts.append(sequence.trained_logprobs_engine.numpy())
         trainer_parts.append(scored.logprob_T.numpy())
         place_parts.append(sequence.trained_places.numpy())
-        index_parts.append(np.full(sequence.trained_count, index))
+        index_parts.append(np.full(sequence.trained_count, number))
     if not engine_parts:
         return Comparison(0, 0, 0, missing, 0.0, 0.0, ())
     engine, trainer = np.concatenate(engine_parts), np.concatenate(trainer_parts)
@@ -134,8 +134,9 @@ class Totals:
     @staticmethod
     def from_state(state: dict[str, Any]) -> Totals:
         """Return the sums that `state` gave."""
-        floats = ("gap_sum", "gap_max", "rollout_seconds")
-        return Totals(**{name: float(value) if name in floats else value for name, value in state.items()})
+        totals = Totals(**state)
+        totals.gap_sum, totals.gap_max = float(totals.gap_sum), float(totals.gap_max)
+        return totals
 
     def summary(self) -> dict[str, Any]:
         """Return what the command prints as JSON."""

@@ -90,8 +90,8 @@ def _markdown(record: Mapping[str, Any]) -> str:
         f"| log-prob | {token['logprob_engine']!r} | {token['logprob_trainer']!r} |",
         f"| float32 word | `{token['word_engine']}` | `{token['word_trainer']}` |",
         "",
-        f"First different token: index {token['index']} of the response (position {token['position']}, id {token['id']}) "
-        f"of prompt {key['prompt']}, sample {key['sample']}.",
+        f"First different token: index {token['index']} of the response (position {token['position']}, "
+        f"id {token['id']}) of prompt {key['prompt']}, sample {key['sample']}.",
         "",
         "## Where it comes from",
         "",

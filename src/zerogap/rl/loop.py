@@ -1,4 +1,4 @@
-"""The loop: prompts, rollouts, rewards, advantages, training forward with the comparison, update, weights to the engine."""
+"""The loop: prompts, rollouts, rewards, advantages, training forward = comparison, update, weights to the engine."""
 
 from __future__ import annotations
 

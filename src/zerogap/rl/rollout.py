@@ -79,8 +79,8 @@ class Generator:
         length = len(ids) + params.max_tokens
         if length > self.max_positions:
             raise UsageError(
-                f"{prompt.name}: {len(ids)} prompt tokens and max_tokens = {params.max_tokens} need {length} positions, "
-                f"the context has {self.max_positions}; lower rollout.max_tokens or shorten the prompt"
+                f"{prompt.name}: {len(ids)} prompt tokens and max_tokens = {params.max_tokens} need {length} "
+                f"positions, the context has {self.max_positions}; lower rollout.max_tokens or shorten the prompt"
             )
         return params
 

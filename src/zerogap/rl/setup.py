@@ -1,4 +1,4 @@
-"""Puts a run together from its configuration: model, engine, task, rewards, folder; everything that can be refused is."""
+"""Puts a run together from its configuration, and refuses here what would fail later."""
 
 from __future__ import annotations
 

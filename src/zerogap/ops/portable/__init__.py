@@ -1,6 +1,7 @@
 """The portable backend: plain torch on fixed tiles, float32 or float64.
 
-The same functions run in float64 as the oracle. Each forward keeps the row law; each backward is an ordinary, repeatable one.
+The same functions run in float64 as the oracle. Each forward keeps the row law; each backward is an ordinary,
+repeatable one.
 """
 
 from zerogap.ops.portable.attention import AttentionPlan, Chunk, attention

@@ -1,10 +1,11 @@
 """Causal attention over paged keys and values: one entry for decode, chunked prefill and packed training.
 
-A row attends to the keys of its own sequence at positions 0 to its own. Keys are walked in fixed blocks of ``KEY_BLOCK``
-absolute positions, whatever the page size; within a block they meet in one matrix product of fixed shape, and the blocks
-are added up in ascending order from +0. Keys beyond the row's position score -inf, weigh +0 and so leave the sum as it is:
-a row's bits do not depend on which later keys happen to exist. Positions past the end of a sequence read the
-sequence's own first slot, so that neither a freed page nor a neighbour is ever touched, not even multiplied by 0.
+A row attends to the keys of its own sequence at positions 0 to its own. Keys are walked in fixed blocks of
+``KEY_BLOCK`` absolute positions, whatever the page size; within a block they meet in one matrix product of fixed
+shape, and the blocks are added up in ascending order from +0. Keys beyond the row's position score -inf, weigh +0 and
+so leave the sum as it is: a row's bits do not depend on which later keys happen to exist. Positions past the end of a
+sequence read the sequence's own first slot, so that neither a freed page nor a neighbour is ever touched, not even
+multiplied by 0.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ class AttentionPlan:
 
 
 def attention(q_RHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
-    """Return softmax(q k^T * scale) v over each row's own earlier keys, [R, H, D] (arXiv 1706.03762, GQA arXiv 2305.13245).
+    """Return softmax(q k^T * scale) v over each row's own earlier keys, [R, H, D] (arXiv 1706.03762, GQA arXiv
+    2305.13245).
 
     Args:
         q_RHD: queries [R, H, D]; head h reads key/value head h // (H / G).
@@ -180,7 +182,7 @@ def _product(a_GTMK: Tensor, b_GTKN: Tensor) -> Tensor:
 
 def _tiles(x_RHD: Tensor, plan: AttentionPlan, heads: int) -> Tensor:
     """Lay rows out as [G, T, M, D] with M = QUERY_TILE * (H / G): the heads that share keys stand together."""
-    rows, total, width = x_RHD.shape
+    _, total, width = x_RHD.shape
     tiles = len(plan.blocks)
     x = x_RHD.index_select(0, plan.rows_TQ.flatten()).view(tiles, QUERY_TILE, heads, total // heads, width)
     return x.permute(2, 0, 1, 3, 4).reshape(heads, tiles, QUERY_TILE * (total // heads), width)

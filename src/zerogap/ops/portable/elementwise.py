@@ -66,7 +66,7 @@ def _exp(x: Tensor) -> Tensor:
 
 
 def log(x: Tensor) -> Tensor:
-    """Return the natural logarithm of positive ``x``, element by element; +inf gives +inf, NaN stays NaN, 0 gives -inf."""
+    """Return the natural logarithm of ``x`` >= 0, element by element; inf gives inf, NaN stays NaN, 0 gives -inf."""
     layout = _FORMATS[x.dtype]
     bits = x.contiguous().view(layout.integer)
     power = ((bits >> layout.mantissa_bits) - layout.bias).to(x.dtype)
@@ -85,7 +85,7 @@ def log(x: Tensor) -> Tensor:
 
 
 def tree_sum(x: Tensor) -> Tensor:
-    """Sum over the last dimension in a fixed balanced tree: its upper half is added to its lower half until one is left.
+    """Sum over the last dimension in a fixed balanced tree: the upper half is added to the lower until one is left.
 
     The tree depends on the length only. A length that is no power of two is padded with +0 on the right.
     """

@@ -1,8 +1,9 @@
 """Linear layers on fixed tiles: every product the library sees has the same shape, whatever the number of rows.
 
-A BLAS picks its path by shape: MKL takes another one below 8 rows, and splits narrow outputs by thread. Rows are therefore
-padded to tiles of ``TILE`` and multiplied as one batch of equal tiles, and outputs are padded to ``OUTPUT_MULTIPLE``
-columns. That the library keeps the row law on these shapes is proved at start-up (``zerogap.ops.portable.selftest``).
+A BLAS picks its path by shape: MKL takes another one below 8 rows, and splits narrow outputs by thread. Rows are
+therefore padded to tiles of ``TILE`` and multiplied as one batch of equal tiles, and outputs are padded to
+``OUTPUT_MULTIPLE`` columns. That the library keeps the row law on these shapes is proved at start-up
+(``zerogap.ops.portable.selftest``).
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ def linear(x_RK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None, segmen
         x_RK: input rows [R, K].
         weight_NK: weight [N, K].
         bias_N: added after the segments are summed.
-        segments: K is cut into this many equal parts (``segment_count``), whose partial sums meet in a balanced tree, so
-            that tensor-parallel ranks which hold whole segments can give the same bits.
+        segments: K is cut into this many equal parts (``segment_count``), whose partial sums meet in a balanced
+            tree, so that tensor-parallel ranks which hold whole segments can give the same bits.
 
     Returns:
         Rows [R, N] in the dtype of ``x_RK``.
@@ -34,7 +35,7 @@ def linear(x_RK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None, segmen
 
 
 def segment_count(in_features: int, unit: int = 64) -> int:
-    """Return the largest power of two up to 8 that cuts ``in_features`` into segments of a multiple of 64 and ``unit``."""
+    """Return the largest power of two up to 8 that cuts ``in_features`` into multiples of 64 and ``unit``."""
     for segments in (8, 4, 2):
         width, remainder = divmod(in_features, segments)
         if not remainder and width % 64 == 0 and width % unit == 0:

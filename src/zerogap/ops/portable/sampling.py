@@ -1,9 +1,9 @@
 """From a row of logits to a distribution, a token and its log-prob: one definition for engine and trainer.
 
 Everything here is a pure function of one row of logits, its settings and its uniform number. The order is temperature,
-suppressed tokens, top-k, top-p, min-p, as in the Hugging Face processors and SGLang. Ties are broken by logit and then by
-lower id, sums run in a fixed order. The log-prob is that of the distribution that was sampled from: renormalised over the
-kept set.
+suppressed tokens, top-k, top-p, min-p, as in the Hugging Face processors and SGLang. Ties are broken by logit and
+then by lower id, sums run in a fixed order. The log-prob is that of the distribution that was sampled from:
+renormalised over the kept set.
 """
 
 from __future__ import annotations

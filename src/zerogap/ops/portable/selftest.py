@@ -1,8 +1,8 @@
 """The start-up proof: each library product keeps the row law on the shapes of this model, on this machine, now.
 
 What is built from exactly rounded operations keeps the law by construction; batched matrix products, ``cumsum`` and
-``searchsorted`` are the library's own, and a library may choose its path by shape, count or thread. A run is refused where
-it does.
+``searchsorted`` are the library's own, and a library may choose its path by shape, count or thread. A run is refused
+where it does.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def prove_products(shapes: set[ProductShape], dtype: torch.dtype) -> None:
             size = f"[{shape.rows}, {shape.inner}] x [{shape.inner}, {shape.columns}]"
             raise NotHeldError(
                 f"{shape.op}: this machine's library product {size} breaks the row law ({what}) at "
-                f"{torch.get_num_threads()} threads, so the gap would not be 0; try another OMP_NUM_THREADS or torch build"
+                f"{torch.get_num_threads()} threads, so the gap would not be 0; "
+                "try another OMP_NUM_THREADS or torch build"
             )
 
 
