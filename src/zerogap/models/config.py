@@ -21,7 +21,7 @@ _READ = {
     "vocab_size",
 }  # fmt: skip
 _HARMLESS = {
-    "_name_or_path", "architectures", "attn_implementation", "auto_map", "bos_token_id", "chunk_size_feed_forward",
+    "architectures", "attn_implementation", "auto_map", "bos_token_id", "chunk_size_feed_forward",
     "decoder_start_token_id", "dtype", "eos_token_id", "finetuning_task", "id2label", "initializer_range", "is_decoder",
     "is_llama_config", "label2id", "output_attentions", "output_hidden_states", "pad_token_id", "problem_type",
     "return_dict", "rope_interleaved", "sep_token_id", "task_specific_params", "tokenizer_class", "torch_dtype",
@@ -136,7 +136,7 @@ def _refuse_unsupported(values: dict[str, Any], where: str) -> None:
         raise UsageError(f"{where}: pretraining_tp {values['pretraining_tp']} changes the sums; only 1 is supported")
     for key, value in values.items():
         neutral = value is None or value is False or value == "" or value == [] or value == {}
-        if key not in _READ and key not in _HARMLESS and not neutral:
+        if key not in _READ and key not in _HARMLESS and not key.startswith("_") and not neutral:
             raise UsageError(
                 f"{where}: {key} = {value!r} is not known for {family} and might change the numbers; "
                 f"remove it if it does not{nearest(key, _READ)}"
