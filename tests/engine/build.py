@@ -6,13 +6,13 @@ from ..support import random_decoder
 
 
 class LetterTokenizer:
-    """Vocabulary of 50: ids 1 to 49 are bytes of a short text alphabet, some of which are parts of characters."""
+    """Ids 1 to 49 are bytes of a short alphabet, some of them parts of characters; higher ids repeat them."""
 
     alphabet = b"".join(bytes([byte]) for byte in b"abcdefghijklmnopqrstuvwxyz 0123456789.,;:!?-+=_") + "é".encode()
     stop_ids = (0,)
 
     def decode(self, ids):
-        return bytes(self.alphabet[token - 1] for token in ids if token).decode("utf-8", errors="replace")
+        return bytes(self.alphabet[token % 50 - 1] for token in ids if token % 50).decode("utf-8", errors="replace")
 
     def encode(self, text):
         return tuple(self.alphabet.index(byte) + 1 for byte in text.encode())
