@@ -12,8 +12,10 @@ import psutil
 from zerogap.errors import UsageError
 from zerogap.rl.config import Config
 
-_BASE = 450 * 2**20  # interpreter, torch, tokenizer, writers: resident before any tensor, measured 330-430 MiB
-_REWARD_WORKER = 40 * 2**20  # a bare worker; what the reward function imports comes on top
+_BASE = (
+    350 * 2**20
+)  # interpreter and libraries, resident before any tensor: 260 MiB measured, and the allocator's slack
+_REWARD_WORKER = 45 * 2**20  # a bare worker; what the reward function imports comes on top
 _LM_HEAD_ROWS = 64  # rows whose logits exist at once (ops.portable.logprob)
 _WORD = 4  # bytes of a float32
 
@@ -22,21 +24,44 @@ class Shape(Protocol):
     """The sizes of a decoder (``zerogap.models.ModelConfig`` has them)."""
 
     @property
-    def vocab_size(self) -> int: ...
+    def vocab_size(self) -> int:
+        """Rows of the embedding table."""
+        ...
+
     @property
-    def hidden_size(self) -> int: ...
+    def hidden_size(self) -> int:
+        """Width of the residual stream."""
+        ...
+
     @property
-    def intermediate_size(self) -> int: ...
+    def intermediate_size(self) -> int:
+        """Inner width of the MLP."""
+        ...
+
     @property
-    def num_layers(self) -> int: ...
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        ...
+
     @property
-    def num_heads(self) -> int: ...
+    def num_heads(self) -> int:
+        """Query heads."""
+        ...
+
     @property
-    def num_kv_heads(self) -> int: ...
+    def num_kv_heads(self) -> int:
+        """Key and value heads."""
+        ...
+
     @property
-    def head_dim(self) -> int: ...
+    def head_dim(self) -> int:
+        """Width of one head."""
+        ...
+
     @property
-    def tie_embeddings(self) -> bool: ...
+    def tie_embeddings(self) -> bool:
+        """Whether the LM head is the embedding table."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Rewards, called in worker processes: one that raises, hangs, dies or returns no finite number is a counted event.
 
-A reward function is ``reward(prompt, completion, answer, **fields) -> float``. ``prompt`` is the text or the list of chat
-messages, ``completion`` the generated text, ``answer`` the task's answer, and ``fields`` what else the task's data has; a
-function without ``**fields`` receives only those that it names.
+A reward function is ``reward(prompt, completion, answer, **fields) -> float``. ``prompt`` is the text or the list of
+chat messages, ``completion`` the generated text, ``answer`` the task's answer, and ``fields`` what else the task's data
+has; a function without ``**fields`` receives only those that it names.
 
 The workers are plain child processes that speak JSON lines over a socket, and not a process pool of a library, for
 three reasons: their environment is free of secrets from the start (a cleaned ``os.environ`` leaves them readable in
