@@ -6,6 +6,7 @@ sizes, and all together in one packed training forward. All log-probs are compar
 
 import contextlib
 import functools
+import math
 from dataclasses import dataclass, field
 
 import hypothesis.strategies as st
@@ -274,3 +275,36 @@ def test_random_numbers_that_depend_on_the_batch_are_seen(monkeypatch):
     )
     crowded, _ = run_crowded(shared_decoder(), crowd())
     assert different_tokens(crowded, run_alone(shared_decoder(), crowd())) > 0
+
+
+POISON = 49
+
+
+def poisoned_decoder():
+    """A decoder whose rows of one token are not finite, and so everything later in that token's sequence."""
+    decoder = random_decoder()
+    with torch.no_grad():
+        decoder.model.embed_tokens.weight[POISON] = torch.nan
+    return decoder
+
+
+def poisoned_crowd(prefix_cache):
+    """Sequences with and without the poisonous token; the others cannot sample it."""
+    params = SamplingParams(max_tokens=10, min_tokens=10, stop_ids=(POISON,), ignore_eos=True)
+    prompts = [tuple((11 * base + 3 * i) % 49 for i in range(17)) for base in range(4)]
+    prompts[1], prompts[3] = (POISON, *prompts[1]), (*prompts[0][:12], POISON)
+    requests = [Request((0, base, n), prompt, params) for n in range(3) for base, prompt in enumerate(prompts)]
+    config = {"page_size": 3, "num_pages": 25, "max_rows_per_step": 11, "prefix_cache": prefix_cache}
+    return Workload(requests, [0] * len(requests), config)
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_a_value_that_is_not_finite_stays_in_its_sequence(prefix_cache):
+    decoder, work = poisoned_decoder(), poisoned_crowd(prefix_cache)
+    crowded, engine = run_crowded(decoder, work)
+    assert engine.statistics.preemptions > 0
+    poisoned = [POISON in completion.prompt for completion in crowded]
+    assert [any(map(math.isnan, completion.logprobs)) for completion in crowded] == poisoned
+    healthy = [one for one, bad in zip(work.requests, poisoned, strict=True) if not bad]
+    alone = run_alone(decoder, Workload(healthy, [0] * len(healthy)))
+    assert different_tokens([done for done, bad in zip(crowded, poisoned, strict=True) if not bad], alone) == 0
