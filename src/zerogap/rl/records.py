@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from zerogap.console import finite
 from zerogap.files import write_atomic
 
 
@@ -17,7 +18,7 @@ def to_line(record: Mapping[str, Any]) -> str:
 
     Finite floats are written so that reading them gives the same bits.
     """
-    return json.dumps(_finite(record), allow_nan=False, separators=(",", ":")) + "\n"
+    return json.dumps(finite(record), allow_nan=False, separators=(",", ":")) + "\n"
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
@@ -60,13 +61,3 @@ def drop_steps_from(path: Path, step: int) -> None:
             kept.writelines(to_line(record) for record in read_records(path) if record["step"] < step)
 
     write_atomic(path, write)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
