@@ -35,6 +35,15 @@ def test_scores_are_those_of_each_sequence_alone_in_any_packing(sampler):
             assert all(same_bits(s.logprob_T, e) for s, e in zip(scores, expected, strict=True))
 
 
+def test_a_model_that_breaks_the_row_law_is_seen_by_its_scores():
+    """Negative control of the test above: one norm is made to depend on how many rows run together."""
+    decoder, sequences = random_decoder(), draw_sequences(9)
+    honest = decoder.model.norm.forward
+    decoder.model.norm.forward = lambda x: honest(x) * (1 + 2**-20 * len(x))
+    first, second = ([s.logprob_T for s in score(decoder, sequences, rows)] for rows in (20, 2048))
+    assert not all(same_bits(a, b) for a, b in zip(first, second, strict=True))
+
+
 def test_kept_sets_replay_to_the_same_bits_and_go_on_holding():
     decoder, sequences = random_decoder(), draw_sequences(6, temperature=0.8, top_k=5)
     scores = score(decoder, sequences, want_kept=True)

@@ -67,7 +67,7 @@ def test_loss_and_gradients_against_a_plain_float64_one_whatever_the_micro_batch
     for rows in (1, 17, 40, 2048):
         result = accumulate(decoder, optimiser, sequences, StepSettings(settings, rows))
         micro_batches.add(result.micro_batches)
-        assert result.loss == pytest.approx(float(expected), rel=1e-12, abs=1e-12)
+        assert result.loss == pytest.approx(float(expected.detach()), rel=1e-12, abs=1e-12)
         for name, gradient in gradients(decoder).items():
             torch.testing.assert_close(gradient, wanted[name], rtol=1e-9, atol=1e-12)
     assert len(micro_batches) > 2
@@ -132,8 +132,8 @@ def test_the_same_steps_twice_give_the_same_weights(count, checkpointing):
             decoder = random_decoder(tie_word_embeddings=True)
             decoder.gradient_checkpointing = checkpointing
             optimiser = optimiser_of(decoder, weight_decay=0.1)
-            for update in range(3):
-                sequences = record_logprobs(decoder, draw_sequences(12, seed=update), shift=0.1)
+            for update in range(2):
+                sequences = record_logprobs(decoder, draw_sequences(8, seed=update), shift=0.1)
                 accumulate(decoder, optimiser, sequences, StepSettings(micro_batch_rows=60))
                 optimiser.apply()
             runs.append(weights(decoder))
