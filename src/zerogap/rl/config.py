@@ -171,7 +171,7 @@ class TrainSection(Section):
     clip_high: float = Field(default=0.2, gt=0, description="probability ratio is clipped above 1 + clip_high")
     aggregation: Literal["token-mean", "sequence-mean", "sequence-mean-token-sum-norm"] = Field(
         default="token-mean",
-        description="token-mean = mean over all trained tokens; sequence-mean = mean over sequences of their token means; "
+        description="token-mean = mean over all trained tokens; sequence-mean = mean over sequences of token means; "
         "sequence-mean-token-sum-norm = mean over sequences of their token sums / rollout.max_tokens",
     )
     updates_per_rollout: int = Field(
