@@ -144,7 +144,7 @@ class _Worker:
         self.ready = False
         self.job: int | None = None
         self.since = time.monotonic()
-        self.send({"function": function})
+        self.send({"function": function, "python_path": os.environ.get("PYTHONPATH")})
 
     def send(self, record: Mapping[str, Any] | str, limit_s: float = _START_LIMIT_S) -> None:
         """Send one line; a worker that is gone or does not read is found out by its missing answer."""
