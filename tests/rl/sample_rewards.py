@@ -61,6 +61,8 @@ def behave(prompt, completion, answer, mark="", **fields):
             return numpy.float32(0.5)
         case "torch?":
             return float("torch" in sys.modules)
+        case "path":
+            return float(os.environ.get("PYTHONPATH") == answer)
         case "environment":
             inherited = Path("/proc/self/environ").read_bytes().decode() + str(dict(os.environ))
             return float("hunter2" in inherited) + 2.0 * float("visible" in inherited)

@@ -97,6 +97,12 @@ def test_workers_have_no_torch_and_no_secrets(monkeypatch: pytest.MonkeyPatch) -
         assert [outcome.value for outcome in rewards.score(jobs("torch?", "environment"))] == [0.0, 2.0]
 
 
+def test_what_a_reward_starts_has_the_search_path_of_the_person(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "mine")
+    with pool(workers=1) as rewards:
+        assert rewards.score([job("path", answer="mine")])[0].value == 1.0
+
+
 @pytest.mark.parametrize(
     "name",
     ["HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "MYPASSWD", "SSH_AUTH_SOCK", "api_key"],
@@ -105,9 +111,14 @@ def test_secrets_are_dropped_by_name(name: str) -> None:
     assert clean_environment({name: "x", "PATH": "/bin"}) == {"PATH": "/bin"}
 
 
+@pytest.mark.parametrize("value", ["hf_abcdefghijkl", "ghp_0123456789abcdef", "https://me:pw@host/x"])
+def test_secrets_are_dropped_by_value(value: str) -> None:
+    assert clean_environment({"SETTING": value, "PATH": "/bin"}) == {"PATH": "/bin"}
+
+
 def test_harmless_variables_stay() -> None:
     harmless = dict.fromkeys(["PWD", "PATH", "HOME", "TOKENIZERS_PARALLELISM", "KEYBOARD", "MONKEY"], "x")
-    harmless["HTTP_PROXY"] = "http://proxy:3128"
+    harmless |= {"HTTP_PROXY": "http://proxy:3128", "LANG": "sk-SK"}
     assert clean_environment(harmless) == harmless
 
 

@@ -64,10 +64,7 @@ class ModelSection(Section):
         default="float32", description="number format of weights and arithmetic; others are refused"
     )
     max_positions: int | None = Field(
-        default=None,
-        ge=1,
-        description="longest prompt plus completion, tokens; unset = what the model allows",
-        json_schema_extra=NOT_BITS,
+        default=None, ge=1, description="longest prompt plus completion, tokens; unset = what the model allows"
     )
 
 
@@ -173,7 +170,9 @@ class TrainSection(Section):
     clip_low: float = Field(default=0.2, gt=0, le=1, description="probability ratio is clipped below 1 - clip_low")
     clip_high: float = Field(default=0.2, gt=0, description="probability ratio is clipped above 1 + clip_high")
     aggregation: Literal["token-mean", "sequence-mean", "sequence-mean-token-sum-norm"] = Field(
-        default="token-mean", description="how token losses become one number (docs/losses.md)"
+        default="token-mean",
+        description="token-mean = mean over all trained tokens; sequence-mean = mean over sequences of token means; "
+        "sequence-mean-token-sum-norm = mean over sequences of their token sums / rollout.max_tokens",
     )
     updates_per_rollout: int = Field(
         default=1, ge=1, description="optimiser updates per step; each takes its share of the prompts"

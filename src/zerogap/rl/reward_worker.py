@@ -91,6 +91,10 @@ def main() -> None:
 
         hello = json.loads(next(lines))
         reference = hello["function"]
+        # The search path was for this process; what a reward starts shall see the person's own.
+        os.environ.pop("PYTHONPATH", None)
+        if hello["python_path"] is not None:
+            os.environ["PYTHONPATH"] = hello["python_path"]
         try:
             function = load_function(reference, "task.reward")
             accepts = accepted_fields(function, reference)

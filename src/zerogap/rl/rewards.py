@@ -40,7 +40,10 @@ _SECRET_NAME = re.compile(
     r"|(?:TOKEN|SECRET|PASSW(?:OR)?D|PASSPHRASE|CREDENTIAL|APIKEY|ACCESSKEY)S?(?:_|$)",
     re.IGNORECASE,
 )
-_SECRET_VALUE = re.compile(r"://[^/\s:@]*:[^/\s@]+@")  # a URL with a password in it
+# A URL with a password in it, or the beginning of a well-known kind of token.
+_SECRET_VALUE = re.compile(
+    r"://[^/\s:@]*:[^/\s@]+@|^(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|ASIA|npm_|pypi-|eyJ)[\w.\-]{8,}"
+)
 _HARMLESS = frozenset({"PWD", "OLDPWD"})
 _START_LIMIT_S = 120.0
 
@@ -109,7 +112,7 @@ def event_counts(outcomes: Sequence[RewardOutcome]) -> dict[str, int]:
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without variables that look like secrets, by name or by a password in a URL."""
+    """Return the environment without variables that look like secrets, by their name or their value."""
     return {
         name: value
         for name, value in environment.items()
@@ -141,7 +144,7 @@ class _Worker:
         self.ready = False
         self.job: int | None = None
         self.since = time.monotonic()
-        self.send({"function": function})
+        self.send({"function": function, "python_path": os.environ.get("PYTHONPATH")})
 
     def send(self, record: Mapping[str, Any] | str, limit_s: float = _START_LIMIT_S) -> None:
         """Send one line; a worker that is gone or does not read is found out by its missing answer."""
@@ -166,9 +169,10 @@ class _Worker:
             return None, not data
         self.buffer = rest
         try:
-            return json.loads(line), False
+            answer = json.loads(line)
         except ValueError:
-            return None, True
+            answer = None
+        return (answer, False) if isinstance(answer, dict) else (None, True)
 
     @property
     def seconds(self) -> float:
