@@ -91,7 +91,9 @@ def _download(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=list(WANTED_FILES)))
     except GatedRepoError as error:
-        raise UsageError(f"{what} is gated on the hub: accept its terms there, then log in with `hf auth login`") from error
+        raise UsageError(
+            f"{what} is gated on the hub: accept its terms there, then log in with `hf auth login`"
+        ) from error
     except RepositoryNotFoundError as error:
         raise UsageError(
             f"{what} the hub knows none of that name: check the name, or log in with `hf auth login` if it is private"
