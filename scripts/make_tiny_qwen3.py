@@ -3,8 +3,8 @@
 Supervised warm-up on ``"{a}+{b}="`` → ``"{a+b}<eos>"`` with plain torch and transformers, in two phases: the model
 first learns how carries work, from right answers; then labels that spread some of each digit's probability over all
 digits make it unsure, until it answers about two held-out sums in five when sampled at temperature 1. Reinforcement
-learning then has something to reinforce from its first step. Merely stopping the first phase early does not do: such a model
-guesses its carries, and needs hundreds of steps. Held-out pairs are never trained on.
+learning then has something to reinforce from its first step. Merely stopping the first phase early does not do: such
+a model guesses its carries, and needs hundreds of steps. Held-out pairs are never trained on.
 
 Simplification chosen: one fixed learning rate a phase after a short ramp, and no dropout.
 
@@ -205,7 +205,7 @@ Made by `scripts/make_tiny_qwen3.py` from random weights by supervised training 
 | | |
 |---|---|
 | seed | {seed} |
-| updates | {updates[0]} on right answers, then {updates[1]} with {SOFTEN.spread:g} of each digit's label on all digits |
+| updates | {updates[0]} on right answers, then {updates[1]} with {SOFTEN.spread:g} of a digit's label on all digits |
 | batch, optimiser | {BATCH} sums, AdamW, learning rate {LEARN.learning_rate:g}, then {SOFTEN.learning_rate:g} |
 | training pairs / held-out pairs | {len(training)} / {len(held_out)} (held out: `blake2b(b"a+b").digest()[0] < 26`) |
 | held-out accuracy at temperature 1, expected | {expected_accuracy(model, *rows):.4f} |
