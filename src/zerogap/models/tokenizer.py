@@ -6,7 +6,7 @@ Encoding and decoding use the ``tokenizers`` library directly; transformers is l
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -180,10 +180,10 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _token_ids(value: object, path: Path) -> Iterable[int]:
+def _token_ids(value: object, path: Path) -> list[int]:
     """Return the ids of an ``eos_token_id`` entry: absent, one id, or a list of them."""
-    values: list[Any] = [] if value is None else value if isinstance(value, list) else [value]
-    for i in values:
-        if not isinstance(i, int) or isinstance(i, bool) or i < 0:
-            raise UsageError(f"eos_token_id in {path} holds {i!r}, which is no token id: give a number or a list")
-    return values
+    values = [] if value is None else value if isinstance(value, list) else [value]
+    ids = [i for i in values if isinstance(i, int) and not isinstance(i, bool) and i >= 0]
+    if len(ids) < len(values):
+        raise UsageError(f"eos_token_id in {path} holds {value!r}: give a token id or a list of them")
+    return ids
