@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from zerogap.ops.portable.elementwise import blocked_sum, exp, log
+from zerogap.ops.portable.philox import philox_words
 
 _FIRST_CANDIDATES = 256  # tokens sorted at first in search of the nucleus
 
@@ -165,20 +166,10 @@ def uniform(seed: int, keys: Sequence[tuple[int, int, int, int]]) -> Tensor:
     Counter-based (Philox 4x64, Salmon et al. 2011): a number depends on the seed and its own key only, never on how
     many were drawn before.
     """
-    numbers = [_philox(seed, key) for key in keys]
-    return torch.from_numpy(np.array(numbers, dtype=np.uint64) >> np.uint64(11)).to(torch.float64) * 2.0**-53
-
-
-def _philox(seed: int, key: tuple[int, int, int, int]) -> int:
-    step, prompt, sample, position = (word & _WORD for word in key)
-    stream = np.random.Philox(
-        key=np.array([seed & _WORD, step], dtype=np.uint64),
-        counter=np.array([0, position, sample, prompt], dtype=np.uint64),
-    )
-    return int(stream.random_raw())
-
-
-_WORD = (1 << 64) - 1
+    step, prompt, sample, position = np.array(keys, dtype=np.uint64).reshape(-1, 4).T
+    key = (np.full_like(step, seed), step)
+    words = philox_words(key, (np.ones_like(step), position, sample, prompt))
+    return torch.from_numpy((words >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 
 def _replayed(kept: tuple[Tensor | None, ...], weights_RV: Tensor) -> Tensor | None:
