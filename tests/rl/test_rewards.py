@@ -79,9 +79,13 @@ def test_what_a_reward_started_ends_with_it(tmp_path: Path) -> None:
 
 def test_prints_of_a_reward_go_to_the_log_and_cannot_forge_an_answer(tmp_path: Path) -> None:
     log = tmp_path / "rewards.log"
-    with RewardPool(BEHAVE, 1, 20.0, 0.0, log=log) as rewards:
+    with pool(workers=1) as rewards:
+        rewards.check()
         assert rewards.score(jobs("print"))[0].value == 1.0
-    assert "noise on stdout" in log.read_text()
+        rewards.log_to(log)  # a worker that runs already, then a new one
+        outcomes = rewards.score(jobs("print", "die", "print"))
+    assert [outcome.value for outcome in outcomes] == [1.0, -0.25, 1.0]
+    assert log.read_text().count("noise on stdout") == 2
 
 
 def test_numbers_of_other_types() -> None:

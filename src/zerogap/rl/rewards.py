@@ -28,7 +28,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 from zerogap.errors import UsageError
 
@@ -123,7 +123,7 @@ def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
 class _Worker:
     """One child process and what it is doing."""
 
-    def __init__(self, function: str, log: IO[bytes] | int) -> None:
+    def __init__(self, function: str, log: Path | None) -> None:
         self.channel, other = socket.socketpair()
         environment = clean_environment(os.environ)
         # One thread, and the same order of sets in every worker; it finds the modules that this process finds.
@@ -131,10 +131,10 @@ class _Worker:
         environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         with other:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "zerogap.rl.reward_worker", str(other.fileno())],
+                [sys.executable, "-u", "-P", "-m", "zerogap.rl.reward_worker", str(other.fileno())],
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
                 env=environment,
                 pass_fds=[other.fileno()],
                 start_new_session=True,
@@ -144,7 +144,7 @@ class _Worker:
         self.ready = False
         self.job: int | None = None
         self.since = time.monotonic()
-        self.send({"function": function, "python_path": os.environ.get("PYTHONPATH")})
+        self.send({"function": function, "python_path": os.environ.get("PYTHONPATH"), "log": _text(log)})
 
     def send(self, record: Mapping[str, Any] | str, limit_s: float = _START_LIMIT_S) -> None:
         """Send one line; a worker that is gone or does not read is found out by its missing answer."""
@@ -180,6 +180,10 @@ class _Worker:
         return time.monotonic() - self.since
 
 
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path.absolute())
+
+
 def _end(process: subprocess.Popen[bytes], channel: socket.socket) -> None:
     channel.close()
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -190,9 +194,7 @@ def _end(process: subprocess.Popen[bytes], channel: socket.socket) -> None:
 class RewardPool:
     """Calls a reward function in worker processes; a context manager, so that none is left behind."""
 
-    def __init__(
-        self, function: str, workers: int, time_limit_s: float, on_error: float, log: Path | None = None
-    ) -> None:
+    def __init__(self, function: str, workers: int, time_limit_s: float, on_error: float) -> None:
         """Start nothing yet.
 
         Args:
@@ -200,11 +202,10 @@ class RewardPool:
             workers: number of processes.
             time_limit_s: limit of one call, seconds.
             on_error: reward of a call that gives none.
-            log: file that receives what the reward function prints; None = nowhere.
         """
         self._function, self._limit, self._on_error = function, time_limit_s, on_error
         self._workers: list[_Worker | None] = [None] * workers
-        self._log: IO[bytes] | int = subprocess.DEVNULL if log is None else log.open("ab")
+        self._log: Path | None = None
 
     def __enter__(self) -> RewardPool:
         return self
@@ -216,8 +217,13 @@ class RewardPool:
         """End every worker and everything that the rewards started."""
         for index in range(len(self._workers)):
             self._drop(index)
-        if not isinstance(self._log, int):
-            self._log.close()
+
+    def log_to(self, path: Path) -> None:
+        """Append what the reward function prints from now on to a file; before that it goes nowhere."""
+        self._log = path
+        for worker in self._workers:
+            if worker is not None and worker.ready:
+                worker.send({"log": _text(path)})
 
     def check(self) -> None:
         """Start one worker and wait until it has the function.
