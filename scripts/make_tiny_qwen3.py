@@ -4,11 +4,11 @@ Supervised warm-up on ``"{a}+{b}="`` → ``"{a+b}<eos>"`` with plain torch and t
 first learns how carries work, from right answers; then labels that spread some of each digit's probability over all
 digits make it unsure, until it answers about two held-out sums in five when sampled at temperature 1. Reinforcement
 learning then has something to reinforce from its first step. Merely stopping the first phase early does not do: such
-a model guesses its carries, and needs hundreds of steps. Held-out pairs are never trained on.
+a model guesses its carries, and needs hundreds of steps. Held-out pairs are never trained on; they only decide when to stop.
 
 Simplification chosen: one fixed learning rate a phase after a short ramp, and no dropout.
 
-    python scripts/make_tiny_qwen3.py [--out FOLDER] [--seed 0] [--target 0.42]
+    python scripts/make_tiny_qwen3.py [--out FOLDER] [--seed 0] [--target 0.43]
 
 The same seed, torch version and kind of CPU give the same weights; elsewhere the last bits, and with them the
 update at which the target is reached, may differ.
@@ -43,7 +43,7 @@ PAD, EOS, IGNORED = 0, 1, -100
 DIGITS = slice(len(SPECIALS), len(SPECIALS) + 10)
 PROMPT_LENGTH = 6  # "10+10=" to "99+99="
 ROW_LENGTH = PROMPT_LENGTH + 4  # up to three digits and <eos>
-BATCH, MAX_UPDATES = 64, 1500
+BATCH, MAX_UPDATES = 64, 4000
 LEARNED = 0.90  # held-out accuracy that ends the first phase
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['content'] }}"
@@ -64,7 +64,7 @@ class Phase:
 
 
 LEARN = Phase(learning_rate=1e-3, ramp=100, spread=0.0, evaluate_every=20)
-SOFTEN = Phase(learning_rate=1e-4, ramp=10, spread=0.3, evaluate_every=2)
+SOFTEN = Phase(learning_rate=1e-4, ramp=10, spread=0.3, evaluate_every=4)
 
 
 def is_held_out(a: int, b: int) -> bool:
@@ -257,7 +257,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Make the shipped model tiny-qwen3.")
     parser.add_argument("--out", type=Path, default=ROOT / "src/zerogap/data/tiny-qwen3", help="folder to write")
     parser.add_argument("--seed", type=int, default=0, help="seed of the initial weights and of the batches")
-    parser.add_argument("--target", type=float, default=0.42, help="held-out accuracy to end at")
+    parser.add_argument("--target", type=float, default=0.43, help="held-out accuracy to end at")
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # fixed, since the thread count may change the order of sums
     torch.use_deterministic_algorithms(True)
