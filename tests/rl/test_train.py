@@ -85,9 +85,7 @@ def test_no_token_differs_under_any_sampler(
     assert values["tokens_compared"] > 80
 
 
-def test_dropped_groups_are_counted_unless_the_scope_is_all(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_dropped_groups_are_counted_unless_the_scope_is_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(tmp_path / "run", "gap.scope=trained", "--json") == 0
     values = result(capsys)
     assert values["tokens_not_compared"] > 0

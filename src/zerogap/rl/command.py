@@ -47,6 +47,7 @@ def _drive(run: Run, as_json: bool) -> Outcome:
     with RewardPool(run.task.reward, config.reward.workers, config.reward.time_limit_s, config.reward.on_error) as pool:
         pool.check()
         make_folder(run)
+        pool.log_to(run.folder / "rewards.log")
         first = 0 if run.checkpoint is None else run.checkpoint.state.step
         journal = RewardJournal(run.folder / "rewards.jsonl", first)
         try:
