@@ -74,7 +74,6 @@ def _tiled_product(x_RK: Tensor, weight_NK: Tensor, segments: int) -> Tensor:
         torch.bmm(x_TMK[:, :, start : start + width], weight_NK[:, start : start + width].T.expand(tiles, -1, -1))
         for start in range(0, in_features, width)
     ]
-    while len(partials) > 1:
-        half = len(partials) // 2
-        partials = [low.add_(high) for low, high in zip(partials[:half], partials[half:], strict=True)]
+    while len(partials) > 1:  # neighbours first, so that a rank with adjacent segments holds a whole subtree
+        partials = [left.add_(right) for left, right in zip(partials[::2], partials[1::2], strict=True)]
     return partials[0].view(tiles * TILE, -1)[:rows, :outputs]
