@@ -3,8 +3,9 @@
 Supervised warm-up on ``"{a}+{b}="`` → ``"{a+b}<eos>"`` with plain torch and transformers, in two phases: the model
 first learns how carries work, from right answers; then labels that spread some of each digit's probability over all
 digits make it unsure, until it answers about two held-out sums in five when sampled at temperature 1. Reinforcement
-learning then has something to reinforce from its first step. Merely stopping the first phase early does not do: such
-a model guesses its carries, and needs hundreds of steps. Held-out pairs are never trained on; they only decide when to stop.
+learning then has something to reinforce from its first step, and what it adds is certainty: greedy, the model is right
+from the start. (Stopping the first phase early at the same accuracy leaves a model that guesses its carries; in trials,
+50 steps of GRPO then brought it to 0.56.) Held-out pairs are never trained on; they only decide when to stop.
 
 Simplification chosen: one fixed learning rate a phase after a short ramp, and no dropout.
 
@@ -197,8 +198,8 @@ def readme(model: transformers.Qwen3ForCausalLM, tokenizer: Tokenizer, seed: int
 
 A Qwen3-architecture model of {sum(p.numel() for p in model.parameters()):,} float32 parameters, made for zerogap's
 quick start and tests. It continues `{{a}}+{{b}}=` (operands 10 to 99) with the sum and `<eos>`: it knows how to add but
-is unsure, and is right about two times in five when sampled at temperature 1. One token per character; unknown
-characters become `<unk>`. The chat template joins the messages.
+is unsure: nearly always right when greedy, about two times in five when sampled at temperature 1. One token per
+character; unknown characters become `<unk>`. The chat template joins the messages.
 
 Made by `scripts/make_tiny_qwen3.py` from random weights by supervised training on generated sums; no other data.
 
