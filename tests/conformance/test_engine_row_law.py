@@ -169,6 +169,7 @@ def test_a_crowd_changes_nothing(work):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("family", sorted(FAMILY_VALUES))
 @settings(QUICK, max_examples=150)
 @given(work=workloads())
