@@ -126,10 +126,12 @@ def test_sequences_without_advantage_count_in_the_normalisers():
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_same_steps_twice_give_the_same_weights(count, checkpointing):
+    # Large enough for the library to share its loops among threads.
+    shapes = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 4096, "tie_word_embeddings": True}
     runs = []
     with threads(count):
         for _ in range(2):
-            decoder = random_decoder(tie_word_embeddings=True)
+            decoder = random_decoder(**shapes)
             decoder.gradient_checkpointing = checkpointing
             optimiser = optimiser_of(decoder, weight_decay=0.1)
             for update in range(2):

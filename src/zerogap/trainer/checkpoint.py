@@ -110,6 +110,7 @@ def save_checkpoint(
 
     try:
         root.mkdir(parents=True, exist_ok=True)
+        fsync(run_dir)
         _sweep(root)
         _write_folder(target, write)
     except Exception as error:
@@ -121,7 +122,7 @@ def save_checkpoint(
             "free space or set another run.dir, then --resume auto"
         ) from error
     for old in checkpoints(run_dir)[:-keep]:
-        _discard(old)
+        shutil.rmtree(_set_aside(old))
     return target
 
 
@@ -229,20 +230,21 @@ def _write_folder(target: Path, write: Callable[[Path], None]) -> None:
         (temporary / "manifest.json").write_text(_dump(manifest), encoding="utf-8")
         for path in [*temporary.rglob("*"), temporary]:
             fsync(path)
-        if target.exists():
-            _discard(target)
+        replaced = _set_aside(target) if target.exists() else None
         os.rename(temporary, target)
         fsync(target.parent)
+        if replaced is not None:
+            shutil.rmtree(replaced)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 
-def _discard(folder: Path) -> None:
-    # Renamed first: a deletion that is cut short must not leave half a checkpoint under a checkpoint's name.
+def _set_aside(folder: Path) -> Path:
+    """Rename a checkpoint that is to go: a deletion cut short must not leave half of one under its name."""
     doomed = folder.with_name(f"{_TEMPORARY}old-{folder.name}-{os.getpid()}")
     os.rename(folder, doomed)
-    shutil.rmtree(doomed)
+    return doomed
 
 
 def _sweep(root: Path) -> None:
