@@ -189,7 +189,7 @@ def _check(folder: Path | None) -> str:
 def _configuration(loaded: Loaded) -> list[tuple[str, str]]:
     made: list[tuple[str, str]] = []
     if loaded.folder is not None:
-        for name in ("config.toml", "machine.json", "environment.json", "run.json", "manifest.json", "sync.json"):
+        for name in ("config.toml", "numerics.json", "machine.json", "incident.json"):
             try:
                 text = (loaded.folder / name).read_text(encoding="utf-8", errors="replace")
             except OSError:

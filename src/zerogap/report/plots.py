@@ -113,6 +113,8 @@ def bars(profile: Profile, title: str) -> Figure:
     with rc_context(_STYLE):
         rows = profile.rows[-24:]
         axes.bar(range(len(rows)), [mean for _, _, mean, _ in rows], color=COLOURS[0])
+        if not any(mean for _, _, mean, _ in rows):
+            axes.set_ylim(0, 1)
         axes.set_xticks(range(len(rows)), [label[:14] for label, *_ in rows], rotation=45, ha="right", fontsize=9)
         axes.set_ylabel("mean abs(d), nats")
         axes.set_title(title)
@@ -129,7 +131,8 @@ def samples(context: Context) -> Figure:
         if len(values) and values.max() > 0 and values.min() < values.max():
             axes.hist(values, bins=min(40, max(5, len(values) // 2)), color=COLOURS[0])
         else:
-            axes.bar([0 if not len(values) else float(values[0])], [len(values)], width=0.1, color=COLOURS[0])
+            axes.bar([0 if not len(values) else float(values[0])], [len(values)], width=0.05, color=COLOURS[0])
+            axes.set_xlim(-0.5, 1.0)
         axes.set_title("gap by sample")
         axes.set_xlabel("mean abs(d) of a sample, nats")
         axes.set_ylabel("samples")
@@ -138,7 +141,15 @@ def samples(context: Context) -> Figure:
 
 def gap_lines(series: Sequence[Series], quantity: str) -> list[tuple[str, np.ndarray, np.ndarray]]:
     """Return the lines of one quantity for each series that has it."""
-    return [(s.label[-40:], s.steps.astype(float), s.values[quantity]) for s in series if quantity in s.values]
+    made = []
+    for s in series:
+        if quantity not in s.values:
+            continue
+        # A step without the metric is left out; a step whose metric is nan stays, to be marked.
+        keep = np.isfinite(s.values[quantity])
+        keep[s.nonfinite.get(quantity, [])] = True
+        made.append((s.label[-40:], s.steps[keep].astype(float), s.values[quantity][keep]))
+    return made
 
 
 def band_of(verdict: Verdict) -> tuple[float, float] | None:

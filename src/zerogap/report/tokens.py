@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,11 @@ def token_texts(model: str | Path | None) -> dict[int, str]:
     """Return id -> text of a model folder's vocabulary; empty if there is none to read."""
     if model is None:
         return {}
-    path = Path(model) / "tokenizer.json"
+    name = str(model)
+    if name.startswith("builtin:"):
+        path = Path(str(resources.files("zerogap"))) / "data" / Path(name.removeprefix("builtin:")).name / "tokenizer.json"
+    else:
+        path = Path(name) / "tokenizer.json"
     try:
         if path.stat().st_size > _LIMIT:
             return {}
