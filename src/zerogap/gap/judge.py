@@ -103,12 +103,7 @@ def diagnose_table(table: GapTable, facts: Mapping[str, Any], *, contract: bool,
     if contract:
         return [*found, *contract_findings(c)]
     by_column = diagnose_numerics(c)
-    sampler = diagnose_sampler(c)
-    inputs = diagnose_inputs(c)
-    if sampler:
-        # A sampler's effect drifts along a response with its entropy; only a clear growth is a second cause.
-        inputs = [f for f in inputs if f.name not in _GENERAL or f.confidence >= 0.8]
-    specific = [*sampler, *inputs, *diagnose_outliers(c)]
+    specific = [*diagnose_sampler(c), *diagnose_inputs(c), *diagnose_outliers(c)]
     if any(f.level == "fault" and f.name not in _BY_VALUE for f in by_column):
         # A column says which tokens disagree; what the same tokens look like without it is no second cause.
         specific = [f for f in specific if f.name not in _GENERAL]

@@ -6,6 +6,7 @@ import numpy as np
 
 from zerogap.gap.diagnoses.base import Finding
 from zerogap.gap.diagnoses.context import Context
+from zerogap.gap.diagnoses.statistics import rank_sum_z
 from zerogap.gap.table import Array
 
 LOG_SOFTMAX_MAX = 3e-5  # nats; a few float32 steps of the logits that a log-sum-exp adds up
@@ -156,11 +157,7 @@ def _clearly_larger(a: Array, b: Array, count_a: Array, count_b: Array) -> bool:
     a, b = a[count_a > 0], b[count_b > 0]
     if len(a) < 8 or len(b) < 8:
         return False
-    both = np.concatenate([a, b])
-    ranks = np.argsort(np.argsort(both)) + 1.0
-    u = ranks[: len(a)].sum() - len(a) * (len(a) + 1) / 2
-    z = (u - len(a) * len(b) / 2) / np.sqrt(len(a) * len(b) * (len(both) + 1) / 12)
-    return bool(z > 4.0 and np.median(a) > 1.5 * np.median(b))
+    return rank_sum_z(a, b) > 4.0 and bool(np.median(a) > 1.5 * np.median(b))
 
 
 def _shared_prefix(c: Context) -> list[Finding]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from zerogap.gap.diagnoses.base import Finding
+from zerogap.gap.diagnoses.statistics import rank_correlation
 from zerogap.gap.series import Series
 from zerogap.gap.table import Array
 
@@ -223,7 +223,7 @@ def _growth(series: Series, rows: Array, values: Array, quantity: str) -> list[F
     steps = series.steps[rows].astype(float)
     head = max(1, len(values) // 8)
     start, now = float(np.median(values[:head])), float(np.median(values[-head:]))
-    rank = _rank_correlation(steps, values)
+    rank = rank_correlation(steps, values)
     resets = _resets(values)
     if len(resets) >= 1 and _saw_tooth(values, resets):
         at = [int(series.steps[rows[i]]) for i in resets]
@@ -271,7 +271,7 @@ def _covariate(series: Series, rows: Array, values: Array) -> str:
         if other is None or np.isfinite(other[rows]).sum() < 3:
             continue
         both = np.isfinite(other[rows])
-        strength = _rank_correlation(other[rows][both], values[both])
+        strength = rank_correlation(other[rows][both], values[both])
         if strength > 0.7:
             first, last = other[rows][both][0], other[rows][both][-1]
             return f"; covariate={text} ({first:.4g} to {last:.4g}, rank correlation {strength:.2f})"
@@ -292,7 +292,7 @@ def _saw_tooth(values: Array, resets: list[int]) -> bool:
     """Whether the stretches between resets each rise."""
     edges = [0, *resets, len(values)]
     rising = [
-        _rank_correlation(np.arange(b - a), values[a:b]) > 0.6
+        rank_correlation(np.arange(b - a), values[a:b]) > 0.6
         for a, b in zip(edges, edges[1:], strict=False)
         if b - a >= 3
     ]
@@ -355,14 +355,3 @@ def _clipped(series: Series) -> list[Finding]:
                 )
             )
     return made
-
-
-def _rank_correlation(a: Array, b: Array) -> float:
-    """Return Spearman's correlation; 0 for constant input."""
-    if len(a) < 2:
-        return 0.0
-    ranks = [np.argsort(np.argsort(x, kind="stable"), kind="stable").astype(float) for x in (a, b)]
-    if np.ptp(np.asarray(a)) == 0 or np.ptp(np.asarray(b)) == 0:
-        return 0.0
-    value = float(np.corrcoef(ranks[0], ranks[1])[0, 1])
-    return 0.0 if math.isnan(value) else value

@@ -14,11 +14,13 @@ import numpy as np
 from zerogap.errors import UsageError
 from zerogap.gap.diagnoses.base import Finding
 from zerogap.gap.diagnoses.context import Context
+from zerogap.gap.diagnoses.statistics import cluster_error
 from zerogap.gap.table import Array
 
 MASS_LOST = 0.008  # 1 - mean ratio that counts as truncation
-MASS_SIGMAS = 6.0
-ONE_SIDED = 4.0  # sum of negative d / sum of positive d, beyond the middle
+MASS_SIGMAS = 4.0
+ONE_SIDED = 5.5  # sum of negative d / sum of positive d, beyond the middle
+FAR_SIDED = 1.4  # 2 % quantile below 0 against the 98 % quantile above
 TEMPERATURE_STEP = 0.08  # |ratio of temperatures - 1| that counts
 TEMPERATURE_FIT = 0.85  # R^2 of the line; other weights and inputs scatter more
 PENALTY_LEAN = 4.0  # negative against positive d on new tokens
@@ -66,22 +68,11 @@ def _exact(c: Context) -> list[Finding]:
     ]
 
 
-def _cluster_error(values: Array, groups: Array) -> float:
-    """Standard error of the mean when values of one group (sequence) may hang together."""
-    count = int(groups.max(initial=0)) + 1
-    mean = values.mean()
-    residual = np.bincount(groups, weights=values - mean, minlength=count)
-    used = len(np.unique(groups))
-    if used < 8:
-        return float(values.std() / math.sqrt(max(len(values) - 1, 1)))
-    return float(math.sqrt(np.dot(residual, residual) * used / (used - 1)) / len(values))
-
-
 def _truncation(c: Context) -> list[Finding]:
     d = c.d
     ratio = np.exp(np.clip(d, -20, 20))
     mass = float(ratio.mean())
-    error = _cluster_error(ratio, c.in_sequence)
+    error = cluster_error(ratio, c.in_sequence)
     few = len(d) < 50
     down, up = float(-d[d < 0].sum()), float(d[d > 0].sum())
     one_sided = down / max(up, 1e-12)
@@ -95,7 +86,7 @@ def _truncation(c: Context) -> list[Finding]:
         if 1 - mass < max(MASS_LOST, MASS_SIGMAS * error) or mass < 0.15:
             return []
         far_down, far_up = -float(np.quantile(d, 0.02)), float(np.quantile(d, 0.98))
-        if one_sided < ONE_SIDED or far_down < 1.8 * max(far_up, 0.0):
+        if one_sided < ONE_SIDED or far_down < FAR_SIDED * max(far_up, 0.0):
             return []
         # A kept set of one token: the engine is sure (exactly 0), the trainer is not.
         lone = (c.engine == 0.0) & (d < -0.01)
