@@ -63,14 +63,18 @@ class Draw:
         """Put the trial's share of the real bf16 error on a column."""
         return (base + self.noise * (self["lp_bf16"].astype(np.float64) - self["lp_fp32"])).astype(np.float32)
 
-    def table(self, engine: np.ndarray | None = None, trainer: np.ndarray | None = None, **more: np.ndarray) -> GapTable:
+    def table(
+        self, engine: np.ndarray | None = None, trainer: np.ndarray | None = None, **more: np.ndarray
+    ) -> GapTable:
         """Make the table; bf16 engine against float32 trainer unless said otherwise."""
         columns = {
             "step": np.zeros(len(self.index), dtype=np.int64),
             "sample": self.sample.astype(np.int64),
             "position": self.position.astype(np.int64),
             "token_id": self["token_id"].astype(np.int64),
-            "logprob_engine": np.minimum(self.noisy(self["lp_fp32"]) if engine is None else engine, 0).astype(np.float32),
+            "logprob_engine": np.minimum(self.noisy(self["lp_fp32"]) if engine is None else engine, 0).astype(
+                np.float32
+            ),
             "logprob_trainer": (self["lp_fp32"] if trainer is None else trainer).astype(np.float32),
             **more,
         }

@@ -65,9 +65,17 @@ def main(folder: str) -> None:
     sequences: list[tuple[int, list[int], list[int]]] = []
     for number, question in enumerate(QUESTIONS):
         ids = torch.tensor([prompt(question)])
-        made = model.generate(ids, do_sample=True, top_k=0, top_p=1.0, temperature=1.0, max_new_tokens=NEW_TOKENS,
-                              num_return_sequences=SAMPLES, pad_token_id=tokenizer.pad_token_id)
-        for row in made[:, ids.shape[1]:].tolist():
+        made = model.generate(
+            ids,
+            do_sample=True,
+            top_k=0,
+            top_p=1.0,
+            temperature=1.0,
+            max_new_tokens=NEW_TOKENS,
+            num_return_sequences=SAMPLES,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        for row in made[:, ids.shape[1] :].tolist():
             end = row.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in row else len(row)
             if end >= 16:
                 sequences.append((number, ids[0].tolist(), row[:end]))
@@ -147,8 +155,9 @@ def release_memory() -> None:
 
 def save(columns: dict[str, list[np.ndarray]]) -> None:
     table = pa.table({name: np.concatenate(parts) for name, parts in columns.items()})
-    table = table.cast(pa.schema([(f.name, pa.int32() if pa.types.is_integer(f.type) else pa.float32())
-                                  for f in table.schema]))
+    table = table.cast(
+        pa.schema([(f.name, pa.int32() if pa.types.is_integer(f.type) else pa.float32()) for f in table.schema])
+    )
     OUT.parent.mkdir(exist_ok=True)
     pq.write_table(table, OUT, compression="zstd")
     print(OUT, table.num_rows)
@@ -173,8 +182,7 @@ def sampler_columns(put, logits, logits16, before, response) -> None:  # type: i
     for kind, values in (("top_p", TOP_P), ("top_k", TOP_K), ("min_p", MIN_P)):
         for value in values:
             kept = kept_mask(probs, kind, value)
-            draw(f"{kind}{value}", logits.masked_fill(~kept, -torch.inf).log_softmax(-1),
-                 (raw16.exp() * kept).sum(-1))
+            draw(f"{kind}{value}", logits.masked_fill(~kept, -torch.inf).log_softmax(-1), (raw16.exp() * kept).sum(-1))
     for penalty in PENALTIES:
         changed = logits.clone()
         for row in range(len(response)):

@@ -74,8 +74,11 @@ def train(
 def gap(
     sources: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SOURCE...", help="Log, dump, table, event file or run folder of any framework; two or "
-                       "more are compared. `save-baseline RUN NAME` saves a finished run's range."),
+        typer.Argument(
+            metavar="SOURCE...",
+            help="Log, dump, table, event file or run folder of any framework; two or "
+            "more are compared. `save-baseline RUN NAME` saves a finished run's range.",
+        ),
     ] = None,
     mapping: Annotated[
         list[str] | None, typer.Option("--map", metavar="COLUMN=THEIRS", help="Name a column of the source.")
@@ -83,14 +86,14 @@ def gap(
     gpu: Annotated[str | None, typer.Option(help="GPU of the run: picks the healthy range.")] = None,
     model: Annotated[str | None, typer.Option(help="Model of the run: picks the healthy range.")] = None,
     baseline: Annotated[str | None, typer.Option(help="Name of the healthy range.")] = None,
-    contract: Annotated[str | None, typer.Option(help="Bit-exact contract that should hold: any gap is a fault.")] = None,
+    contract: Annotated[
+        str | None, typer.Option(help="Bit-exact contract that should hold: any gap is a fault.")
+    ] = None,
     first_step: Annotated[bool, typer.Option("--first-step", help="Judge the first step alone.")] = False,
     noise_floor: Annotated[
         float | None, typer.Option(help="Mean abs(d) in nats that numerics alone give in this setup.")
     ] = None,
-    facts: Annotated[
-        list[Path] | None, typer.Option(help="Setup facts: TOML, JSON or key=value text.")
-    ] = None,
+    facts: Annotated[list[Path] | None, typer.Option(help="Setup facts: TOML, JSON or key=value text.")] = None,
     setting: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setup fact, such as top_p=0.8.")
     ] = None,

@@ -36,9 +36,7 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, di
 
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{case['id']}-{case['code']}" for case in CASES])
-def test_the_report_gets_its_answer(
-    case: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_report_gets_its_answer(case: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "input.txt"
     source.write_text(case["input"], encoding="utf-8")
     code, verdict = answer(capsys, str(source))

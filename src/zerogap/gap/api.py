@@ -90,7 +90,9 @@ def _array(values: Any, name: str) -> Array:
     try:
         return np.asarray(values)
     except (ValueError, TypeError) as error:
-        raise UsageError(f"{name}: {error}; pass rows of one length, padded where the mask is 0, or a list of rows") from None
+        raise UsageError(
+            f"{name}: {error}; pass rows of one length, padded where the mask is 0, or a list of rows"
+        ) from None
 
 
 def _ragged(values: Any) -> bool:
@@ -228,7 +230,9 @@ class Recorder:
         self._tables: list[GapTable] = []
         self._tokens = 0
 
-    def add(self, logprobs_engine: Any, logprobs_trainer: Any, *, step: int, mask: Any = None, **columns: Any) -> GapReport:
+    def add(
+        self, logprobs_engine: Any, logprobs_trainer: Any, *, step: int, mask: Any = None, **columns: Any
+    ) -> GapReport:
         """Record one batch and return its report; arguments as in ``compare``."""
         table = make_table(logprobs_engine, logprobs_trainer, mask=mask, step=step, **columns)
         self._tables.append(table)
@@ -259,4 +263,3 @@ class Recorder:
     def write(self, path: str | Path) -> None:
         """Write the table as Parquet, or JSONL by its name; whole or not at all."""
         write_table(self.table(), Path(path))
-

@@ -66,7 +66,7 @@ def follow(path: Path, options: Options, *, seconds: float | None = None, contra
     for line in new_lines(path, idle):
         if line is not None:
             last = time.monotonic()
-            parser.feed(line)
+            parser.feed(line + b"\n")
             continue
         made = parser.result.series.build(path.name)
         series = next((s for s in made if s.judged()), None)

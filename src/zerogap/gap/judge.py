@@ -149,7 +149,9 @@ def _bits(numbers: Numbers, contract: bool) -> list[Finding]:
     text = f"all {numbers.compared:,} compared tokens are bit-equal"
     if contract:
         return [Finding("zero/bit-equal", 1.0, text, {"tokens": numbers.compared})]
-    return [Finding("metric-broken/compares-itself", 0.5, f"{text} and no contract was named", {"tokens": numbers.compared})]
+    return [
+        Finding("metric-broken/compares-itself", 0.5, f"{text} and no contract was named", {"tokens": numbers.compared})
+    ]
 
 
 def _distinct(hits: list[Any]) -> list[Any]:
@@ -284,8 +286,11 @@ def _conclude_range(
         return
     if _out_of_range(verdict, series, options):
         below = verdict.value is not None and verdict.value < baseline.low
-        if baseline.general and baseline.quantity == "abs_mean" and verdict.value is not None and (
-            verdict.value <= ELEVATED
+        if (
+            baseline.general
+            and baseline.quantity == "abs_mean"
+            and verdict.value is not None
+            and (verdict.value <= ELEVATED)
         ):
             verdict.summary = (
                 f"{where}: above the general range {baseline.text()} and below what needs a fault; name the setup with "
@@ -295,12 +300,12 @@ def _conclude_range(
         verdict.status = "out-of-range"
         side = "below" if below else "outside"
         steps = verdict.outside_steps
-        verdict.summary = (
-            f"{where}: {side} {baseline.text()} at {len(steps)} steps (first: step {steps[0]})"
-        )
+        verdict.summary = f"{where}: {side} {baseline.text()} at {len(steps)} steps (first: step {steps[0]})"
         return
     if untested and not options.first_step and series.source and verdict.numbers is None:
-        verdict.summary = f"{where}: in the range {baseline.text()}, but {untested[0].cause.title} ({untested[0].observed})"
+        verdict.summary = (
+            f"{where}: in the range {baseline.text()}, but {untested[0].cause.title} ({untested[0].observed})"
+        )
         return
     verdict.status = "healthy"
     verdict.summary = f"{where}: in the range {baseline.text()}"

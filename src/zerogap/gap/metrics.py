@@ -256,7 +256,9 @@ class Accumulator:
 
         if self._open is not None:
             held, total, size, count = self._open
-            continues = held == key(0) and bool(held) and (not table.has("position") or table.columns["position"][0] > 0)
+            continues = (
+                held == key(0) and bool(held) and (not table.has("position") or table.columns["position"][0] > 0)
+            )
             if continues:
                 sums[0] += total
                 sizes[0] += size
@@ -309,7 +311,12 @@ class Accumulator:
         n.mean_abs, n.mean_signed, n.max_abs = s[0] / count, s[1] / count, self._max_abs
         n.std = math.sqrt(max(0.0, s[2] / count - n.mean_signed**2))
         n.different_share = n.different / count
-        n.k1, n.k2, n.k3, n.k3_clamped = 0.0 - n.mean_signed, s[2] / count / 2, max(0.0, s[3] / count), max(0.0, s[4] / count)
+        n.k1, n.k2, n.k3, n.k3_clamped = (
+            0.0 - n.mean_signed,
+            s[2] / count / 2,
+            max(0.0, s[3] / count),
+            max(0.0, s[4] / count),
+        )
         n.ratio_mean, n.ratio_min, n.ratio_max = s[5] / count, self._ratio_min, self._ratio_max
         n.ess_share = s[5] ** 2 / (count * s[6])
         n.clip_low_share, n.clip_high_share, n.share_over_0_1 = s[7] / count, s[8] / count, s[9] / count

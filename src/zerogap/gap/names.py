@@ -88,9 +88,21 @@ def run_label(name: str) -> str | None:
 
 @cache
 def hint_fragments() -> tuple[bytes, ...]:
-    """Return short byte strings, one of which stands in every log line that holds a gap metric."""
-    fragments = (b"logprob", b"log_prob", b"logp_diff", b"kl", b"prob_error", b"probs_", b"behave_", b"gap", b"abs_diff",
-                 b"importance", b"ess_ratio")  # fmt: skip
-    gap_names = [n.lower().encode() for m in metrics() if m.quantity in GAP_QUANTITIES for n in m.names]
-    missing = [name for name in gap_names if not any(part in name for part in fragments)]
+    """Return short byte strings, one of which stands in every log line that holds a gap metric.
+
+    They are few, since each is searched through the whole log. ``also`` names come only beside one that has a fragment.
+    """
+    fragments = (b"prob", b"diff", b"kl", b"gap", b"rollout_corr", b"behave_")
+    also = (b"ois", b"tis", b"tis_clipfrac", b"ess_ratio", b"importance_sampling_ratio", b"sampling_importance_ratio",
+            b"js_divergence_error", b"token_count", b"tokens_compared", b"mismatch_count", b"tis_token_clip")  # fmt: skip
+    named = [n.lower().encode() for m in metrics() if m.quantity in GAP_QUANTITIES for n in m.names]
+    missing = [n for n in named if not any(part in n for part in (*fragments, *also))]
     return (*fragments, *missing)
+
+
+@cache
+def known_name_pattern() -> re.Pattern[bytes]:
+    """Return a pattern that finds the last part of any gap metric's name: the second, exact look at a line."""
+    tails = {n.lower().encode() for m in metrics() if m.quantity in GAP_QUANTITIES for n in m.names}
+    words = sorted({re.escape(t) for t in tails} | {re.escape(t.replace(b"_", b" ")) for t in tails if b"_kl" in t})
+    return re.compile(rb"(?i)(?<![a-z0-9])(?:" + b"|".join(words) + rb")(?![a-z0-9])")

@@ -112,7 +112,11 @@ class GapCallback(TrainerCallback):  # type: ignore[misc]
             return [array[i, keep] for i, keep in enumerate(rows)]
 
         self._newest = self.recorder.add(
-            ragged(engine), ragged(trainer), step=step, mask=ragged(mask.long()), token_id=ragged(inputs["completion_ids"])
+            ragged(engine),
+            ragged(trainer),
+            step=step,
+            mask=ragged(mask.long()),
+            token_id=ragged(inputs["completion_ids"]),
         )
         self.steps.append(self._newest)
 

@@ -149,7 +149,9 @@ def _distinct(lines: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> list[tuple
 def _numbers(n: Numbers | None) -> list[tuple[str, str]]:
     if n is None or not n.tokens:
         return []
-    missing = ", ".join(f"{side} {kind} {count:,}" for side, kinds in n.missing.items() for kind, count in kinds.items())
+    missing = ", ".join(
+        f"{side} {kind} {count:,}" for side, kinds in n.missing.items() for kind, count in kinds.items()
+    )
     rows = [
         ("Tokens", f"{n.tokens:,} ({n.compared:,} compared, {n.masked_out:,} masked out)"),
         ("Different in bits", f"{n.different:,} ({n.different_share:.2%})" if n.compared else "-"),
@@ -209,12 +211,19 @@ def _rollouts(loaded: Loaded) -> list[dict[str, Any]]:
     for rollout in chosen:
         tokens = []
         for index in range(min(len(rollout.engine), ROLLOUT_TOKENS)):
-            engine, trainer = rollout.engine[index], rollout.trainer[index] if index < len(rollout.trainer) else math.nan
+            engine, trainer = (
+                rollout.engine[index],
+                rollout.trainer[index] if index < len(rollout.trainer) else math.nan,
+            )
             level = shade(engine, trainer)
             number = rollout.token_ids[index] if index < len(rollout.token_ids) else None
             text = texts.get(number, "") if number is not None else ""
             text = text or (f" {number} " if number is not None else f" {index} ")
-            gap = "no number" if level is None else f"engine {engine:.6g}, trainer {trainer:.6g}, d {trainer - engine:+.3g}"
+            gap = (
+                "no number"
+                if level is None
+                else f"engine {engine:.6g}, trainer {trainer:.6g}, d {trainer - engine:+.3g}"
+            )
             tokens.append((printable(text), "gx" if level is None else f"g{level}", gap))
         made.append(
             {

@@ -36,7 +36,9 @@ def token_texts(model: str | Path | None) -> dict[int, str]:
         return {}
     name = str(model)
     if name.startswith("builtin:"):
-        path = Path(str(resources.files("zerogap"))) / "data" / Path(name.removeprefix("builtin:")).name / "tokenizer.json"
+        path = (
+            Path(str(resources.files("zerogap"))) / "data" / Path(name.removeprefix("builtin:")).name / "tokenizer.json"
+        )
     else:
         path = Path(name) / "tokenizer.json"
     try:

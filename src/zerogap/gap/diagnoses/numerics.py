@@ -248,9 +248,9 @@ def _duplicates(c: Context) -> list[Finding]:
     if not c.table.has("batch", "token_id", "sample"):
         return []
     ids = c.table.columns["token_id"][c.rows]
-    key = np.unique(
-        np.stack([c.table.codes("sample")[c.rows], c.position, ids]), axis=1, return_inverse=True
-    )[1].ravel()
+    key = np.unique(np.stack([c.table.codes("sample")[c.rows], c.position, ids]), axis=1, return_inverse=True)[
+        1
+    ].ravel()
     batch = c.table.columns["batch"][c.rows]
     order = np.lexsort((batch, key))
     same = (key[order][1:] == key[order][:-1]) & (batch[order][1:] != batch[order][:-1])

@@ -117,9 +117,7 @@ def inherited_sampling(f: Facts) -> Finding | None:
             if k in neutral and float(v) != neutral[k] and not re.search(rf"\b{k}\s*=", text)]  # fmt: skip
     if not left:
         return None
-    return Finding(
-        "sampler/inherited-sampling", 0.95, f"WARN INHERITED_SAMPLING {' '.join(left)}", {"inherited": left}
-    )
+    return Finding("sampler/inherited-sampling", 0.95, f"WARN INHERITED_SAMPLING {' '.join(left)}", {"inherited": left})
 
 
 def semantics(f: Facts) -> Finding | None:
@@ -140,7 +138,10 @@ def semantics(f: Facts) -> Finding | None:
 
 def temperature_floor(f: Facts) -> Finding | None:
     """A temperature below the engine's floor."""
-    asked, used = f.number("temperature"), f.number("engine_effective", "effective_temperature", "temperature_effective")
+    asked, used = (
+        f.number("temperature"),
+        f.number("engine_effective", "effective_temperature", "temperature_effective"),
+    )
     if asked is None or (used is None and not 0 < asked < 0.01) or (used is not None and used == asked):
         return None
     if used is None:
@@ -165,16 +166,21 @@ def mode_row(f: Facts) -> Finding | None:
         level = "warn"
     elif mode == "processed":
         row, level = (
-            f"temperature only: trainer must divide logits by {temperature:g}"
-            if temperature != 1
-            else "no temperature, no truncation: trainer's plain log-softmax"
-        ), "info"
+            (
+                f"temperature only: trainer must divide logits by {temperature:g}"
+                if temperature != 1
+                else "no temperature, no truncation: trainer's plain log-softmax"
+            ),
+            "info",
+        )
     else:
         row = "raw: trainer's plain log-softmax, never divided" + (
             f"; the importance ratio then ignores temperature {temperature:g}" if temperature != 1 else ""
         )
         level = "warn" if temperature != 1 else "info"
-    return Finding("sampler/logprobs-mode", 0.9, f'row "{row}"', {"mode": mode, "temperature": temperature}, level=level)
+    return Finding(
+        "sampler/logprobs-mode", 0.9, f'row "{row}"', {"mode": mode, "temperature": temperature}, level=level
+    )
 
 
 def signed_list(f: Facts) -> Finding | None:
@@ -261,8 +267,9 @@ def quantised_layers(f: Facts) -> Finding | None:
 
 def cascade(f: Facts) -> Finding | None:
     """Shared-prompt batches against single prompts, or the setting that allows the fault."""
-    shared, single = f.number("batch_of_identical_prompts", "shared_prefix_gap", "identical_prompts", "shared_prefix"), (
-        f.number("single_prompt", "single_prompt_gap", "no_shared_prefix")
+    shared, single = (
+        f.number("batch_of_identical_prompts", "shared_prefix_gap", "identical_prompts", "shared_prefix"),
+        (f.number("single_prompt", "single_prompt_gap", "no_shared_prefix")),
     )
     engine = str(f.first("engine") or "") + f.text
     off = is_on(f.first("disable_cascade_attn"))
@@ -271,8 +278,12 @@ def cascade(f: Facts) -> Finding | None:
                        f"{single:g} alone", {"shared": shared, "single": single})  # fmt: skip
     capability = f.find(r"sm_?(\d+)")
     samples = f.number("n_samples", "n", "num_generations") or 0
-    if "vllm" in engine.lower() and capability is not None and capability != 90 and samples > 1 and (
-        "disable_cascade_attn" in f and not off
+    if (
+        "vllm" in engine.lower()
+        and capability is not None
+        and capability != 90
+        and samples > 1
+        and ("disable_cascade_attn" in f and not off)
     ):
         return Finding("numerics/cascade-attention", 0.5, f"vLLM on sm{capability:g} with {samples:g} samples a prompt "
                        "and cascade attention not disabled", level="warn")  # fmt: skip
@@ -285,8 +296,9 @@ def trainer_itself(f: Facts) -> Finding | None:
     gap = gap if gap is not None else f.number("max_old_new", "trainer_old_new_max", "trainer_trainer_max")
     if not gap:
         return None
-    train, score = f.find(rf"ppo_micro_batch_size_per_gpu\s*=\s*({NUMBER})"), (
-        f.find(rf"log_prob_micro_batch_size_per_gpu\s*=\s*({NUMBER})")
+    train, score = (
+        f.find(rf"ppo_micro_batch_size_per_gpu\s*=\s*({NUMBER})"),
+        (f.find(rf"log_prob_micro_batch_size_per_gpu\s*=\s*({NUMBER})")),
     )
     sizes = f"; micro batches {train:g} and {score:g}" if train and score else ""
     hint = "use equal micro batches" if train != score else ""
@@ -410,7 +422,9 @@ def contract_numbers(f: Facts) -> Finding | None:
 
 def log_softmax(f: Facts) -> Finding | None:
     """Equal logits with tiny log-prob differences."""
-    if not f.search(r"logits?[^.;\n]*(?:digests?|bits?|equal)[^.;\n]*(?:equal|same|true)|logits_(?:equal|digest_equal)=true"):
+    if not f.search(
+        r"logits?[^.;\n]*(?:digests?|bits?|equal)[^.;\n]*(?:equal|same|true)|logits_(?:equal|digest_equal)=true"
+    ):
         return None
     largest = f.find(rf"(?:max|diff)\w*(?:\s+diff)?\s*=\s*({NUMBER})")
     if largest is None or not 0 < largest < 1e-5:
@@ -529,8 +543,10 @@ def appended(f: Facts) -> Finding | None:
 
 def lengths(f: Facts) -> Finding | None:
     """Three lengths of one sample that do not agree."""
-    mask, response, logprobs = f.number("loss_mask", "mask_length"), f.number("response_length", "tokens"), (
-        f.number("logprobs", "rollout_log_probs")
+    mask, response, logprobs = (
+        f.number("loss_mask", "mask_length"),
+        f.number("response_length", "tokens"),
+        (f.number("logprobs", "rollout_log_probs")),
     )
     if mask is None or response is None or mask >= response or mask in (0, 1):
         return None

@@ -87,7 +87,9 @@ def bucket(f: Facts) -> Finding | None:
     bad = [b for b, _ in found if b not in good]
     if not good or not bad:
         return None
-    return Finding("weights-differ/bucket-size", 0.9, f"BUCKET_SIZE_DEPENDENT_SYNC: bucket {good[0]} works, {bad[0]} not")
+    return Finding(
+        "weights-differ/bucket-size", 0.9, f"BUCKET_SIZE_DEPENDENT_SYNC: bucket {good[0]} works, {bad[0]} not"
+    )
 
 
 def lora_twice(f: Facts) -> Finding | None:
@@ -148,7 +150,9 @@ def update_not_loaded(f: Facts) -> Finding | None:
                        "checksums differ after the sync") + f": trainer {a}, engine {b}")  # fmt: skip
     sums = re.findall(r"(?:push|sync|sent)\w*\s+checksum\s*[=:]\s*(\S+)", f.text)
     if len(sums) >= 2 and len(set(sums)) == 1:
-        return Finding("weights-differ/no-op-sync", 0.9, f"the checksum of what is sent is {sums[0]} at all {len(sums)} syncs")
+        return Finding(
+            "weights-differ/no-op-sync", 0.9, f"the checksum of what is sent is {sums[0]} at all {len(sums)} syncs"
+        )
     if f.search(r"\b0 (?:tensors|parameters|weights) (?:sent|loaded|updated)"):
         return Finding("weights-differ/no-op-sync", 0.9, "0 tensors sent")
     return None
@@ -159,7 +163,9 @@ def rejected(f: Facts) -> Finding | None:
     if not f.search(r"[\"']?success[\"']?\s*[:=]\s*false"):
         return None
     error = f.search(r"[\"']?(?:error|message|detail)[\"']?\s*[:=]\s*[\"']?([^\"'}\n]+)")
-    return Finding("weights-differ/sync-rejected", 0.95, f"SYNC_REJECTED error={error.group(1).strip() if error else '?'}")
+    return Finding(
+        "weights-differ/sync-rejected", 0.95, f"SYNC_REJECTED error={error.group(1).strip() if error else '?'}"
+    )
 
 
 def adapter_unused(f: Facts) -> Finding | None:

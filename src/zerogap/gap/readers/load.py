@@ -17,7 +17,7 @@ from zerogap.gap.facts import Facts
 from zerogap.gap.metrics import Accumulator
 from zerogap.gap.names import metric_for, metrics, run_label
 from zerogap.gap.readers import records as rec
-from zerogap.gap.readers.sniff import kind_of, lines
+from zerogap.gap.readers.sniff import kind_of, lines, text_blocks
 from zerogap.gap.readers.tensorboard import scalars
 from zerogap.gap.readers.text_log import LogHit, flatten, parse_log, parse_metrics
 from zerogap.gap.readers.torch_dump import read_dump
@@ -297,7 +297,7 @@ def _load_text(path: Path, mapping: Mapping[str, str], loaded: Loaded) -> None:
     if _looks_like_csv(head):
         _load_csv(everything, path, mapping, loaded)
         return
-    result = parse_log(everything, str(path))
+    result = parse_log(text_blocks(path), str(path))
     loaded.kind = loaded.kind or "log"
     loaded.hits += result.hits
     loaded.facts.update(result.facts)

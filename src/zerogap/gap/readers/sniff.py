@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import os
 import stat
 from collections.abc import Iterator
@@ -90,33 +89,44 @@ def _next_data(raw: IO[bytes]) -> int | None:
     return position
 
 
-def lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a text file as UTF-8 bytes without their ends; UTF-16 with a mark is converted.
+def text_blocks(path: Path) -> Iterator[bytes]:
+    """Yield a text file in blocks of whole lines, as UTF-8; UTF-16 with a mark is converted.
 
     Overlong lines and stretches of zero bytes, as a crash leaves in a log, are dropped.
     """
-    rest = b""
     source = blocks(path)
-    first = next(source, b"")
-    if first[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        with io.open(path, encoding="utf-16", errors="replace", newline=None) as text:
+    block = next(source, b"")
+    if block[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        with open(path, encoding="utf-16", errors="replace", newline=None) as text:
             try:
-                for line in text:
-                    yield line.rstrip("\n").encode()
+                while part := text.readlines(_BLOCK):
+                    yield "".join(part).encode()
             except UnicodeError:
                 return
         return
-    if first[:3] == b"\xef\xbb\xbf":
-        first = first[3:]
-    block = first
+    if block[:3] == b"\xef\xbb\xbf":
+        block = block[3:]
+    rest = b""
     while block:
         if b"\0" in block:
             block = block.replace(b"\0", b"")
-        parts = (rest + block).split(b"\n")
-        rest = parts.pop()
-        yield from parts
+        end = block.rfind(b"\n") + 1
+        if end:
+            yield rest + block[:end]
+            rest = block[end:]
+        else:
+            rest += block
         if len(rest) > _LINE_LIMIT:
             rest = b""
         block = next(source, b"")
     if rest:
         yield rest
+
+
+def lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a text file as UTF-8 bytes without their ends."""
+    for block in text_blocks(path):
+        parts = block.split(b"\n")
+        if not parts[-1]:
+            parts.pop()
+        yield from parts

@@ -16,7 +16,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from zerogap.gap.names import hint_fragments, metric_for
+from zerogap.gap.names import hint_fragments, known_name_pattern, metric_for
 from zerogap.gap.series import SeriesBuilder
 
 _ANSI = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07")
@@ -87,37 +87,42 @@ _HITS_LIMIT = 200
 
 
 class LogParser:
-    """Takes lines one by one, so that a file and a log that still grows are read by the same code."""
+    """Takes text in blocks of whole lines, so that a file and a log that still grows are read by the same code."""
 
     def __init__(self, source: str = "") -> None:
         self.result = LogResult(SeriesBuilder(source))
         needles = {s.needle for s in _signatures()} - {b"--"}
-        fragments = {f for f in hint_fragments()}
-        # A fragment that contains another one needs no look-up of its own.
-        both = sorted(fragments | needles | {b"train.py"}, key=len)
-        kept: list[bytes] = []
-        for fragment in both:
-            if not any(other in fragment for other in kept):
-                kept.append(fragment)
-        self._needed = tuple(kept)
+        self._rare = tuple(sorted(needles | {b"train.py"}))
+        self._metrics = hint_fragments()
 
-    def feed(self, raw: bytes) -> bool:
-        """Take one line without its end; return whether it gave a metric."""
-        self.result.lines += 1
-        for fragment in self._needed:
-            if fragment in raw:
-                break
-        else:
-            return False
-        return self._line(raw)
+    def feed(self, block: bytes) -> None:
+        """Take whole lines: look up the few that hold a fragment, leave the rest."""
+        starts: set[int] = set()
+        for fragment in (*self._metrics, *self._rare):
+            at = block.find(fragment)
+            while at >= 0:
+                starts.add(block.rfind(b"\n", 0, at) + 1)
+                end = block.find(b"\n", at)
+                at = block.find(fragment, end) if end >= 0 else -1
+        done, before = 0, self.result.lines
+        for start in sorted(starts):
+            before += block.count(b"\n", done, start)
+            done = start
+            end = block.find(b"\n", start)
+            self.result.lines = before + 1
+            self._line(block[start : end if end >= 0 else len(block)])
+        self.result.lines = before + block.count(b"\n", done) + (not block.endswith(b"\n"))
 
     def _line(self, raw: bytes) -> bool:
         if b"\x1b" in raw:
             raw = _ANSI.sub(b"", raw)
         if b"\r" in raw:
             raw = raw.rstrip(b"\r").rsplit(b"\r", 1)[-1]
-        text = raw[:1_000_000].decode("utf-8", "replace")
+        raw = raw[:1_000_000]
+        text = raw.decode("utf-8", "replace")
         self._explain(raw, text)
+        if not known_name_pattern().search(raw):
+            return False
         process = ""
         ray = _RAY.match(text)
         if ray:
@@ -225,13 +230,8 @@ def number(text: str) -> float:
 
 
 def parse_log(source: Iterable[bytes], name: str) -> LogResult:
-    """Read a whole log."""
+    """Read a whole log, given in blocks of whole lines."""
     parser = LogParser(name)
-    needed, result, slow = parser._needed, parser.result, parser._line
-    for raw in source:
-        result.lines += 1
-        for fragment in needed:
-            if fragment in raw:
-                slow(raw)
-                break
-    return result
+    for block in source:
+        parser.feed(block)
+    return parser.result
