@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from zerogap.gap.judge import Options, Verdict, judge
-from zerogap.gap.readers.load import Loaded, add_tables
+from zerogap.gap.readers.loaded import Loaded, add_tables
 from zerogap.gap.series import Series, series_of_steps
 from zerogap.gap.table import GapTable
 

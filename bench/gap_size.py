@@ -25,8 +25,11 @@ LENGTH = 500  # tokens of a sequence
 
 def make_table(path: Path, tokens: int) -> None:
     rng = np.random.default_rng(0)
-    schema = pa.schema([("step", pa.int32()), ("sample", pa.int32()), ("position", pa.int32()), ("token_id", pa.int32()),
-                        ("logprob_engine", pa.float32()), ("logprob_trainer", pa.float32()), ("loss_mask", pa.bool_())])  # fmt: skip
+    integers = ("step", "sample", "position", "token_id")
+    schema = pa.schema(
+        [*((name, pa.int32()) for name in integers), ("logprob_engine", pa.float32()), ("logprob_trainer", pa.float32()),
+         ("loss_mask", pa.bool_())]
+    )  # fmt: skip
     engine = -rng.exponential(0.5, GROUP).astype(np.float32)
     noise = rng.normal(0, 0.02, GROUP).astype(np.float32)
     ids = rng.integers(0, 150_000, GROUP).astype(np.int32)
@@ -37,8 +40,8 @@ def make_table(path: Path, tokens: int) -> None:
             turn = start // GROUP * 7919 % GROUP
             arrays = [row // (GROUP // 2), row // LENGTH, row % LENGTH, ids[:count], engine[:count],
                       np.minimum(engine + np.roll(noise, turn), 0)[:count], np.ones(count, bool)]  # fmt: skip
-            writer.write_table(pa.table([pa.array(a.astype(t.to_pandas_dtype())) for a, t in zip(arrays, schema.types, strict=True)],
-                                        schema=schema))  # fmt: skip
+            typed = [pa.array(a.astype(t.to_pandas_dtype())) for a, t in zip(arrays, schema.types, strict=True)]
+            writer.write_table(pa.table(typed, schema=schema))
 
 
 def make_log(path: Path, mib: int) -> None:
@@ -48,8 +51,10 @@ def make_log(path: Path, mib: int) -> None:
         while file.tell() < mib << 20:
             for _ in range(20):
                 file.write(rest)
-            file.write(f"(MegatronTrainRayActor pid=1) [2026-10-17 21:03:03.000 actor] model.py:9 - step {step}: {{'train/loss': "
-                       f"0.1, 'train/train_rollout_logprob_abs_diff': {0.0136 + step % 28 * 1e-4:.4f}, 'train/step': {step}}}\n")  # fmt: skip
+            file.write(f"(MegatronTrainRayActor pid=1) [2026-10-17 21:03:03.000 actor] model.py:9 - step {step}: "
+                f"{{'train/loss': "
+                       f"0.1, 'train/train_rollout_logprob_abs_diff': {0.0136 + step % 28 * 1e-4:.4f}, "
+                           f"'train/step': {step}}}\n")  # fmt: skip
             step += 1
 
 
@@ -72,12 +77,14 @@ def main() -> None:
         if arguments.tokens:
             make_table(table, arguments.tokens)
             wall, cpu, memory, code = timed([str(table)])
-            print(f"Parquet, {arguments.tokens:,} tokens ({table.stat().st_size >> 20} MiB): {wall:.1f} s wall, {cpu:.1f} s "
+            print(f"Parquet, {arguments.tokens:,} tokens ({table.stat().st_size >> 20} MiB): {wall:.1f} s wall, "
+                f"{cpu:.1f} s "
                   f"processor, {memory:.0f} MiB, exit {code}")  # fmt: skip
         if arguments.log_mib:
             make_log(log, arguments.log_mib)
             wall, cpu, memory, code = timed([str(log), "--gpu", "GB10", "--model", "Qwen3-0.6B"])
-            print(f"log, {arguments.log_mib} MiB: {wall:.1f} s wall, {cpu:.1f} s processor, {arguments.log_mib / wall:.0f} MiB/s, "
+            print(f"log, {arguments.log_mib} MiB: {wall:.1f} s wall, {cpu:.1f} s processor, "
+                f"{arguments.log_mib / wall:.0f} MiB/s, "
                   f"{memory:.0f} MiB, exit {code}")  # fmt: skip
 
 

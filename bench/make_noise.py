@@ -105,11 +105,11 @@ def main(folder: str) -> None:
         targets = torch.tensor(response)[:, None]
         length = len(response)
 
-        def scores(name: str, context: list[int]) -> torch.Tensor:
+        def scores(name: str, context: list[int], response: list[int] = response) -> torch.Tensor:
             ids = torch.tensor([context + response])
-            return variants[name](ids, logits_to_keep=length + 1).logits[0, :-1]
+            return variants[name](ids, logits_to_keep=len(response) + 1).logits[0, :-1]
 
-        def chosen(logits: torch.Tensor) -> torch.Tensor:
+        def chosen(logits: torch.Tensor, targets: torch.Tensor = targets) -> torch.Tensor:
             return logits.float().log_softmax(-1).gather(-1, targets)[:, 0]
 
         logits = scores("fp32", before)

@@ -33,7 +33,7 @@ _SIDE = re.compile(r"(?P<side>engine|trainer|rollout|train)\s*:\s*(?P<rest>.*)",
 
 
 @dataclass
-class Facts(Mapping[str, Any]):
+class Facts:
     """Stated facts by normalised name, and the text they stand in.
 
     Attributes:
@@ -47,15 +47,6 @@ class Facts(Mapping[str, Any]):
     text: str = ""
     rows: list[dict[str, Any]] = field(default_factory=list)
     sides: dict[str, dict[str, Any]] = field(default_factory=lambda: {"engine": {}, "trainer": {}})
-
-    def __getitem__(self, key: str) -> Any:
-        return self.values[normal(key)]
-
-    def __iter__(self) -> Any:
-        return iter(self.values)
-
-    def __len__(self) -> int:
-        return len(self.values)
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str) and normal(key) in self.values
@@ -149,6 +140,13 @@ def is_on(value: Any) -> bool:
     if isinstance(value, str):
         return value.strip().lower() not in ("", "0", "false", "no", "off", "none", "unset", "null")
     return bool(value)
+
+
+def claims_contract(facts: Facts) -> bool:
+    """Whether a bit-exact contract is stated to be in force."""
+    return is_on(facts.first("true_on_policy", "contract", "true_on_policy_mode")) or bool(
+        facts.search(r"\btrue_on_policy\b(?!\s*[=:]\s*(?:0|false|no|off))")
+    )
 
 
 def parse_value(text: str) -> Any:

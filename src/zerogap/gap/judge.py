@@ -94,7 +94,7 @@ _GENERAL = frozenset({"inputs-differ/some-sequences", "inputs-differ/context", "
 _BY_VALUE = frozenset({"numerics/bf16-logits", "numerics/trainer-not-batch-invariant"})
 
 
-def diagnose_table(table: GapTable, facts: Mapping[str, Any], *, contract: bool, floor: float | None) -> list[Finding]:
+def diagnose_table(table: GapTable, facts: Facts, *, contract: bool, floor: float | None) -> list[Finding]:
     """Return every diagnosis of a table of tokens."""
     c = Context(table, facts, contract, floor)
     found = diagnose_values(c)
@@ -123,7 +123,9 @@ def judge(loaded: Loaded, options: Options) -> Verdict:
     contract = (is_on(stated) if stated is not None else False) or is_on(facts.first("true_on_policy"))
     if not loaded.series and not loaded.has_tokens and loaded.table is None:
         _from_facts(loaded, facts)
-    verdict = Verdict(loaded.label, loaded.kind, series=loaded.series, notes=list(loaded.notes), facts=dict(facts))
+    verdict = Verdict(
+        loaded.label, loaded.kind, series=loaded.series, notes=list(loaded.notes), facts=dict(facts.values)
+    )
     found: list[Finding] = []
     if loaded.table is not None:
         found += diagnose_table(loaded.table, facts, contract=contract, floor=options.floor)
@@ -211,7 +213,8 @@ def _range(verdict: Verdict, loaded: Loaded, options: Options, contract: bool) -
 
 def _out_of_range(verdict: Verdict, loaded_series: Series, options: Options) -> bool:
     baseline = verdict.baseline
-    assert baseline is not None and verdict.quantity is not None
+    assert baseline is not None
+    assert verdict.quantity is not None
     _, values = loaded_series.finite(verdict.quantity)
     if options.first_step:
         values = values[:1]
@@ -345,7 +348,7 @@ def _from_facts(loaded: Loaded, facts: Facts) -> None:
 
 
 def _small_table(loaded: Loaded, sides: Mapping[str, list[Any]]) -> None:
-    from zerogap.gap.readers.load import add_tables
+    from zerogap.gap.readers.loaded import add_tables
     from zerogap.gap.readers.records import RecordTable
 
     if len({len(v) for v in sides.values()}) > 1:

@@ -7,6 +7,7 @@ two calls. Quantiles are exact up to ``EXACT_LIMIT`` tokens and read from a hist
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from dataclasses import asdict, dataclass, field
@@ -151,17 +152,20 @@ class Accumulator:
         squares = float(np.dot(d, d))
         k3 = excess - clamped
         k3_sum = k3.sum()
-        self._sums += (
-            magnitude.sum(),
-            total_d,
-            squares,
-            k3_sum,
-            np.minimum(k3, 10.0).sum() if magnitude.max() > 2 else k3_sum,
-            total_ratio,
-            float(np.dot(ratio, ratio)),
-            np.count_nonzero(ratio < CLIP_LOW),
-            np.count_nonzero(ratio > CLIP_HIGH),
-            np.count_nonzero(magnitude > 0.1),
+        self._sums += np.array(
+            (
+                magnitude.sum(),
+                total_d,
+                squares,
+                k3_sum,
+                np.minimum(k3, 10.0).sum() if magnitude.max() > 2 else k3_sum,
+                total_ratio,
+                float(np.dot(ratio, ratio)),
+                np.count_nonzero(ratio < CLIP_LOW),
+                np.count_nonzero(ratio > CLIP_HIGH),
+                np.count_nonzero(magnitude > 0.1),
+            ),
+            dtype=np.float64,
         )
         self._max_abs = max(self._max_abs, float(magnitude.max()))
         self._ratio_min = min(self._ratio_min, float(ratio.min()))
@@ -192,7 +196,7 @@ class Accumulator:
                 change[1:] |= values[1:] != values[:-1]
         starts = np.flatnonzero(change)
         if len(starts) > 4096:  # interleaved steps: bring them together first
-            order = np.lexsort((step, table.codes("run")))
+            order = np.lexsort((table.get("step"), table.codes("run")))
             part = table.where(order)
             self._add_steps(part, use[order], everything)
             return
@@ -331,7 +335,10 @@ class Accumulator:
             n.numerics_part = n.numerics_part / self._kept[0]
             n.numerics_mean_abs = self._kept[2] / self._kept[0]
             n.kept_mass_mean = self._kept[3] / self._kept[0]
-        return Numbers(**{k: float(v) if isinstance(v, np.floating) else v for k, v in asdict(n).items()})
+        for name, value in vars(n).items():
+            if isinstance(value, np.floating):
+                setattr(n, name, float(value))
+        return n
 
     def _quantiles(self) -> tuple[dict[str, float], bool]:
         labels = [f"p{100 * q:g}" for q in QUANTILES]
@@ -349,7 +356,7 @@ class Accumulator:
         made: dict[str, Profile] = {}
         labels = ["0", *(f"{1 << (i - 1)}-{(1 << i) - 1}" if i > 1 else "1" for i in range(1, _POSITION_BINS))]
         made["position"] = _profile("position", labels, self._position.T)
-        ranges = [f"{a:g}-{b:g}" for a, b in zip(PROBABILITY_EDGES, PROBABILITY_EDGES[1:], strict=False)]
+        ranges = [f"{a:g}-{b:g}" for a, b in itertools.pairwise(PROBABILITY_EDGES)]
         made["probability"] = _profile("probability", ranges, self._probability.T)
         for name, groups in self._groups.items():
             if groups:

@@ -10,9 +10,35 @@ from importlib import resources
 
 # Quantities of the gap itself; the rest (lr, reward, ...) stands beside it.
 GAP_QUANTITIES = frozenset(
-    "abs_mean abs_max abs_min abs_std k1 k2 k3 k3_max k3_reverse ess clip_share ratio_mean ratio_max ratio_min chi2 js "
-    "mult_prob_error seq_mult_prob_error prob_abs_mean prob_abs_max prob_abs_std prob_pearson log_ppl_abs "
-    "over_1e6_share different compared trainer_trainer_kl".split()
+    [
+        "abs_mean",
+        "abs_max",
+        "abs_min",
+        "abs_std",
+        "k1",
+        "k2",
+        "k3",
+        "k3_max",
+        "k3_reverse",
+        "ess",
+        "clip_share",
+        "ratio_mean",
+        "ratio_max",
+        "ratio_min",
+        "chi2",
+        "js",
+        "mult_prob_error",
+        "seq_mult_prob_error",
+        "prob_abs_mean",
+        "prob_abs_max",
+        "prob_abs_std",
+        "prob_pearson",
+        "log_ppl_abs",
+        "over_1e6_share",
+        "different",
+        "compared",
+        "trainer_trainer_kl",
+    ]
 )
 # One number per step that a range can be put on, the most telling first.
 JUDGED = ("abs_mean", "k3", "mult_prob_error", "k1", "k2", "abs_max", "prob_abs_mean", "log_ppl_abs")
@@ -94,7 +120,8 @@ def hint_fragments() -> tuple[bytes, ...]:
     """
     fragments = (b"prob", b"diff", b"kl", b"gap", b"rollout_corr", b"behave_")
     also = (b"ois", b"tis", b"tis_clipfrac", b"ess_ratio", b"importance_sampling_ratio", b"sampling_importance_ratio",
-            b"js_divergence_error", b"token_count", b"tokens_compared", b"mismatch_count", b"tis_token_clip")  # fmt: skip
+            b"js_divergence_error", b"token_count", b"tokens_compared", b"mismatch_count",
+            b"tis_token_clip")  # fmt: skip
     named = [n.lower().encode() for m in metrics() if m.quantity in GAP_QUANTITIES for n in m.names]
     missing = [n for n in named if not any(part in n for part in (*fragments, *also))]
     return (*fragments, *missing)

@@ -82,7 +82,8 @@ def _numbers(console: Console, n: Numbers) -> None:
         ("quantiles of abs(d)", "  ".join(f"{k} {v:.3g}" for k, v in n.quantiles.items()) or "-"),
         ("share over 0.1", _number(n.share_over_0_1)),
         ("KL k1 / k2 / k3", f"{_number(n.k1)} / {_number(n.k2)} / {_number(n.k3)}"),
-        ("importance ratio mean (min, max)", f"{_number(n.ratio_mean)} ({_number(n.ratio_min)}, {_number(n.ratio_max)})"),
+        ("importance ratio mean (min, max)", f"{_number(n.ratio_mean)} ({_number(n.ratio_min)}, "
+            f"{_number(n.ratio_max)})"),
         ("ESS share", _number(n.ess_share)),
         ("outside the clip range 0.8 to 1.2", f"{_number(n.clip_low_share)} below, {_number(n.clip_high_share)} above"),
         ("sequences; log-ratio mean (min, max)", f"{n.sequences:,}; {_number(n.sequence_log_ratio_mean)} "
@@ -121,12 +122,18 @@ def _profile(console: Console, name: str, rows: Sequence[tuple[str, int, float, 
                     shown], (f"by {name}", "tokens", "mean abs(d)", "mean d"))  # fmt: skip
 
 
+def _signed(value: float | None) -> str:
+    return "-" if value is None or math.isnan(value) else f"{value:+.2f}"
+
+
 def show_comparison(console: Console, comparison: Comparison) -> None:
     """Print two runs side by side."""
     console.print()
     console.print(f"{printable(comparison.first)}  against  {printable(comparison.second)}", soft_wrap=True)
-    rows = [(row.name, _number(row.first), _number(row.second), _number(row.ratio),
-             "-" if row.effect is None or math.isnan(row.effect) else f"{row.effect:+.2f}") for row in comparison.rows]  # fmt: skip
+    rows = [
+        (row.name, _number(row.first), _number(row.second), _number(row.ratio), _signed(row.effect))
+        for row in comparison.rows
+    ]
     _grid(console, rows, ("quantity", "first", "second", "ratio", "effect size"))
     for note in comparison.notes:
         console.print(f"  {printable(note)}", soft_wrap=True)

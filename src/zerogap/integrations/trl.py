@@ -31,7 +31,7 @@ _SCORES = "_get_per_token_logps_and_entropies"
 _LOSS = "_compute_loss"
 
 
-class GapCallback(TrainerCallback):  # type: ignore[misc]
+class GapCallback(TrainerCallback):
     """Records the log-prob gap of a TRL run, logs it, and may stop the run on a fault.
 
     Args:
@@ -92,7 +92,7 @@ class GapCallback(TrainerCallback):  # type: ignore[misc]
     def _record(self, inputs: dict[str, Any], current: Any, step: int) -> None:
         engine = inputs.get("sampling_per_token_logps")
         # The old log-probs belong to the weights that sampled; without them this is the first pass at those weights.
-        trainer = inputs.get("old_per_token_logps", None)
+        trainer = inputs.get("old_per_token_logps")
         trainer = current if trainer is None else trainer
         if engine is None or trainer is None:
             if not self._warned:

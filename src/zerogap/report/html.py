@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import math
@@ -23,7 +24,7 @@ from zerogap.gap.diagnoses.context import Context
 from zerogap.gap.judge import Verdict
 from zerogap.gap.metrics import Numbers
 from zerogap.gap.readers import Loaded
-from zerogap.gap.readers.load import Rollout
+from zerogap.gap.readers.loaded import Rollout
 from zerogap.gap.series import Series
 from zerogap.report import plots
 from zerogap.report.tokens import shade, token_texts
@@ -180,10 +181,8 @@ def _check(folder: Path | None) -> str:
             text = path.read_text(encoding="utf-8", errors="replace")
         except OSError:
             continue
-        try:
+        with contextlib.suppress(ValueError):
             text = json.dumps(json.loads(text), indent=1, sort_keys=True)
-        except ValueError:
-            pass
         return _clean(text)
     return ""
 

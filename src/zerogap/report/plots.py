@@ -6,6 +6,7 @@ import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib import rc_context
@@ -22,7 +23,7 @@ from zerogap.gap.series import Series
 
 INK = "#767676"  # text and axes: 4.5:1 on white, 4:1 on near-black
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")  # told apart with any colour vision
-_STYLE = {
+_STYLE: Any = {
     "text.color": INK, "axes.edgecolor": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK,
     "axes.facecolor": "none", "figure.facecolor": "none", "savefig.facecolor": "none", "axes.grid": True,
     "grid.color": INK, "grid.alpha": 0.25, "axes.spines.top": False, "axes.spines.right": False, "font.size": 11,

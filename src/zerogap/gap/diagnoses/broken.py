@@ -75,7 +75,8 @@ def _filled(c: Context) -> list[Finding]:
                 Finding(
                     "metric-broken/padded-logprobs",
                     1.0,
-                    f"{int(sentinel.sum())} {side} log-probs are a sentinel ({', '.join(f'{v:g}' for v in values[:3])})",
+                    f"{int(sentinel.sum())} {side} log-probs are a sentinel "
+                    f"({', '.join(f'{v:g}' for v in values[:3])})",
                     {"n": int(sentinel.sum()), "values": values[:8]},
                     _rows_text(c, np.flatnonzero(sentinel)),
                 )

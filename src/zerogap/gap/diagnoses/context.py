@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
+from zerogap.gap.facts import Facts
 from zerogap.gap.table import Array, GapTable, Kind, classify, sequence_starts
 
 DEFAULT_FLOOR = 0.035  # nats; mean abs(d) of bf16 against fp32, the worst healthy numerics measured (design section 8)
@@ -26,7 +25,7 @@ class Context:
     """
 
     table: GapTable
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Facts = field(default_factory=Facts)
     contract: bool = False
     floor: float | None = None
 

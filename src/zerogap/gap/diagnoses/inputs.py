@@ -169,7 +169,8 @@ def _left_pad(c: Context) -> list[Finding]:
         Finding(
             "inputs-differ/left-pad",
             0.9,
-            f"diff correlates with left_pad (rank correlation {rank:.2f}): mean {means[bare].mean():.4g} with little or "
+            f"diff correlates with left_pad (rank correlation {rank:.2f}): mean {means[bare].mean():.4g} with "
+            f"little or "
             f"no padding, {means[padded].mean():.4g} with more",
             {"rank_correlation": rank, "ratio": ratio},
             tuple(f"left_pad {p:g}: mean abs(d) {m:.4g}" for p, m in sorted(zip(pad, means, strict=True))[-3:]),
@@ -258,7 +259,8 @@ def _context(c: Context) -> list[Finding]:
         Finding(
             "inputs-differ/context",
             0.75,
-            f"mean abs(d) {c.size[opening].mean():.4g} in the first {CONTEXT_TOKENS} tokens, {c.size[later].mean():.4g} in the last "
+            f"mean abs(d) {c.size[opening].mean():.4g} in the first {CONTEXT_TOKENS} tokens, "
+            f"{c.size[later].mean():.4g} in the last "
             "third: the text before the response differs",
             {"opening": float(c.size[opening].mean()), "later": float(c.size[later].mean()), "adjusted_ratio": ratio},
             c.worst(3, opening),

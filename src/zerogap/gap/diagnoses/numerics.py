@@ -47,11 +47,13 @@ def size_class(
         return Finding("numerics/log-softmax", 0.85, f"FAIL: {text}: a few float32 steps", numbers, evidence)
     if mean <= DTYPE_MEAN or (different is not None and tokens and different < 0.05 * tokens and largest < 0.1):
         if different is not None and tokens and different < 0.01 * tokens:
-            return Finding("numerics/contract-broken", 0.9, f"FAIL: {text}; abort before the backward pass on all ranks",
+            return Finding("numerics/contract-broken", 0.9, f"FAIL: {text}; abort before the backward pass on "
+                f"all ranks",
                            numbers, evidence)  # fmt: skip
         return Finding("numerics/dtype-or-kernel", 0.8, f"FAIL class=DTYPE_OR_KERNEL: {text}", numbers, evidence)
     if mean <= 0.1:
-        return Finding("numerics/contract-broken", 0.7, f"FAIL: {text}: the size of plain bf16 numerics, no contract is "
+        return Finding("numerics/contract-broken", 0.7, f"FAIL: {text}: the size of plain bf16 numerics, no "
+            f"contract is "
                        "in force", numbers, evidence)  # fmt: skip
     return Finding("numerics/contract-broken", 0.8, f"FAIL: {text}: the size of other weights or inputs", numbers,
                    evidence, hint="compare weight digests and token ids before looking at numerics")  # fmt: skip
@@ -137,10 +139,10 @@ def _cache(c: Context) -> list[Finding]:
     counts, means = c.sequence_means
     sequences = np.unique(c.in_sequence[hit])
     cold = np.unique(c.in_sequence[~hit])
-    if with_hits < CACHE_RATIO * max(without, 1e-9) or with_hits < 0.02:
-        # Weak leaks touch few tokens: the first ones after the cached prompt; compare sequences by rank.
-        if not _clearly_larger(means[sequences], means[cold], counts[sequences], counts[cold]):
-            return []
+    plain = with_hits >= CACHE_RATIO * max(without, 1e-9) and with_hits >= 0.02
+    # Weak leaks touch few tokens, the first ones after the cached prompt: compare sequences by rank.
+    if not plain and not _clearly_larger(means[sequences], means[cold], counts[sequences], counts[cold]):
+        return []
     return [
         Finding(
             "stale-state/prefix-cache",
@@ -153,7 +155,8 @@ def _cache(c: Context) -> list[Finding]:
 
 
 def _clearly_larger(a: Array, b: Array, count_a: Array, count_b: Array) -> bool:
-    """Whether means in ``a`` are larger than in ``b`` by rank and by a factor: about 5 standard errors and 1.5 times."""
+    """Whether means in ``a`` are larger than in ``b`` by rank and by a factor: about 5 standard errors and 1.5 "
+    "times."""
     a, b = a[count_a > 0], b[count_b > 0]
     if len(a) < 8 or len(b) < 8:
         return False

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import itertools
 
 import numpy as np
 
 from zerogap.gap.diagnoses.base import Finding
 from zerogap.gap.diagnoses.statistics import rank_correlation
+from zerogap.gap.facts import Facts
 from zerogap.gap.series import Series
 from zerogap.gap.table import Array
 
@@ -20,7 +20,7 @@ RESUME_FACTOR = 8.0
 _CAPS = (1.5, 2.0, 3.0, 5.0, 10.0)
 
 
-def diagnose_series(series: Series, facts: Mapping[str, Any], *, contract: bool) -> list[Finding]:
+def diagnose_series(series: Series, facts: Facts, *, contract: bool) -> list[Finding]:
     """Return what the steps of one run say."""
     found = [*_clipped(series)]
     quantity = series.judged()
@@ -55,14 +55,14 @@ def _magnitude(quantity: str, values: Array) -> Array:
     return np.abs(values)
 
 
-def _exact_zero(series: Series, quantity: str, rows: Array, facts: Mapping[str, Any]) -> Finding:
+def _exact_zero(series: Series, quantity: str, rows: Array, facts: Facts) -> Finding:
     hints = []
     grad = series.values.get("grad_norm")
     if (grad is not None and np.isnan(grad[rows]).any() and "grad_norm" in series.nonfinite) or str(
-        facts.get("grad_norm", "")
+        facts.first("grad_norm")
     ).lower() == "nan":
         hints.append("grad_norm is nan: NaN masked by the metric")
-    if facts.get("use_rollout_logprobs"):
+    if facts.first("use_rollout_logprobs"):
         hints.append("--use-rollout-logprobs compares the rollout with itself")
     where = "; ".join(hints) or "NaN masked by the metric, or it compares a thing with itself"
     return Finding(
@@ -291,11 +291,7 @@ def _resets(values: Array) -> list[int]:
 def _saw_tooth(values: Array, resets: list[int]) -> bool:
     """Whether the stretches between resets each rise."""
     edges = [0, *resets, len(values)]
-    rising = [
-        rank_correlation(np.arange(b - a), values[a:b]) > 0.6
-        for a, b in zip(edges, edges[1:], strict=False)
-        if b - a >= 3
-    ]
+    rising = [rank_correlation(np.arange(b - a), values[a:b]) > 0.6 for a, b in itertools.pairwise(edges) if b - a >= 3]
     return len(rising) >= 1 and all(rising)
 
 

@@ -1,6 +1,7 @@
 """The sampler part of the gap: truncation, one-sided temperature, penalties; with kept sets exactly, else by signature.
 
-With ``d = logprob_trainer - logprob_engine`` and Z the trainer's kept mass at the engine's temperature, the sampler part
+With ``d = logprob_trainer - logprob_engine`` and Z the trainer's kept mass at the '
+    r'engine's temperature, the sampler part
 is log Z (at most 0) and the numerics part ``d - log Z``. Without Z the engine's mean of ``exp(d)`` estimates it: over
 tokens drawn from the engine's distribution, E[exp(d)] is the trainer's mass on the engine's support.
 """
@@ -143,8 +144,8 @@ def _temperature(c: Context) -> list[Finding]:
     if math.isnan(middle) or (middle - 1) * (slope - 1) <= 0 or abs(middle - 1) < 0.5 * abs(slope - 1):
         return []
     temperature = c.column("temperature")
-    stated = c.facts.get("temperature")
-    engine_t = float(temperature[0]) if temperature is not None else float(stated) if stated else None
+    stated = c.facts.number("temperature")
+    engine_t = float(temperature[0]) if temperature is not None else stated
     spread = 0.03 + abs(slope - 1) / 8
     fitted = f"temperature of the engine / temperature of the trainer = {slope:.2f} +- {spread:.2f}"
     if engine_t is not None and abs(slope - engine_t) < 0.12 and engine_t != 1.0:

@@ -74,7 +74,8 @@ def cached(f: Facts) -> Finding | None:
     known = sorted((n, g) for n, g in rows if n is not None and g is not None)
     if len(known) < 2 or known[0][0] == known[-1][0] or known[-1][1] < 3 * known[0][1] or known[-1][1] < 0.03:
         return None
-    return Finding("stale-state/prefix-cache", 0.9, f"STALE_PREFIX_CACHE: gap {known[0][1]:g} with {known[0][0]:g} cached "
+    return Finding("stale-state/prefix-cache", 0.9, f"STALE_PREFIX_CACHE: gap {known[0][1]:g} with "
+        f"{known[0][0]:g} cached "
                    f"tokens, {known[-1][1]:g} with {known[-1][0]:g}")  # fmt: skip
 
 
@@ -97,7 +98,8 @@ def lora_twice(f: Facts) -> Finding | None:
     differs = f.search(r"base[^\n;]*checksum\s*(?:!=|≠|differs)|base_checksum_equal\s*=\s*(?:false|no)")
     if not differs or not f.search(r"adapter[^\n]*(?:active|loaded|on|true)|lora[^\n]*(?:active|loaded)"):
         return None
-    return Finding("weights-differ/lora-twice", 0.9, "LORA_APPLIED_TWICE: the engine's base layer is not the checkpoint's "
+    return Finding("weights-differ/lora-twice", 0.9, "LORA_APPLIED_TWICE: the engine's base layer is not the "
+        "checkpoint's "
                    "and an adapter is active")  # fmt: skip
 
 
@@ -131,7 +133,8 @@ def call_order(f: Facts) -> Finding | None:
         elif re.search("resume|wake|onload", name):
             offloaded -= what
         elif ("flush" in call and not re.search(r"flush\w*\s*=\s*(?:False|0)", call)) and "kv" in offloaded:
-            return Finding("stale-state/flush-before-resume", 0.95, f"ORDER_ERROR flush_cache while kv_cache offloaded: "
+            return Finding("stale-state/flush-before-resume", 0.95, f"ORDER_ERROR flush_cache while kv_cache "
+                f"offloaded: "
                            f"{call.strip()} came before resume(kv_cache)")  # fmt: skip
         elif re.search("update_weights", name) and "weights" in offloaded:
             return Finding("stale-state/flush-before-resume", 0.9, f"ORDER_ERROR {call.strip()} while weights are "
@@ -186,7 +189,8 @@ def adapter_not_applied(f: Facts) -> Finding | None:
                                                         "engine_now_vs_engine_base")  # fmt: skip
     if trainer is None or engine is None or trainer < 1e-3 or engine > 0.1 * trainer:
         return None
-    return Finding("weights-differ/adapter-not-applied", 0.95, f"ADAPTER_NOT_APPLIED: trainer moves {trainer:g}, engine "
+    return Finding("weights-differ/adapter-not-applied", 0.95, f"ADAPTER_NOT_APPLIED: trainer moves {trainer:g}, "
+        f"engine "
                    f"{engine:g}")  # fmt: skip
 
 
@@ -198,7 +202,8 @@ def lora_rounding(f: Facts) -> Finding | None:
         changed = 100 * share if share is not None else None
     if changed is None or not f.search(r"lora|adapter|merge") or changed >= 50:
         return None
-    return Finding("weights-differ/lora-rounding", 0.9, f"LORA_MERGE_ROUNDING: {changed:g} % of the elements change in the "
+    return Finding("weights-differ/lora-rounding", 0.9, f"LORA_MERGE_ROUNDING: {changed:g} % of the elements "
+        f"change in the "
                    "merge", {"changed_percent": changed})  # fmt: skip
 
 
@@ -230,7 +235,8 @@ def arms(f: Facts) -> Finding | None:
         return Finding("weights-differ/sync-untested", 0.6, f"the arms do not separate: {arms_found['on']:g} and "
                        f"{arms_found['off']:g}", level="unknown")  # fmt: skip
     return Finding("weights-differ/not-synced", 0.9, f"detector separates A and B: sync on {arms_found['on']:g}, off "
-                   f"{arms_found['off']:g} ({apart:.1f} times)", {"on": arms_found["on"], "off": arms_found["off"]})  # fmt: skip
+                   f"{arms_found['off']:g} ({apart:.1f} "
+                       f"times)", {"on": arms_found["on"], "off": arms_found["off"]})  # fmt: skip
 
 
 SYNC_RULES: tuple[Callable[[Facts], Finding | None], ...] = (

@@ -54,7 +54,8 @@ def _own_run(folder: Path, mapping: Mapping[str, str], loaded: Any) -> None:
 
 
 def _sample_files(files: list[Path], mapping: Mapping[str, str], loaded: Any) -> None:
-    from zerogap.gap.readers.load import _keep_rollout, add_tables
+    from zerogap.gap.readers.loaded import add_tables
+    from zerogap.gap.readers.text import keep_rollout
 
     tables = []
     for path in files:
@@ -69,7 +70,7 @@ def _sample_files(files: list[Path], mapping: Mapping[str, str], loaded: Any) ->
                 if isinstance(record.get("prompt_ids"), list):
                     record["prompt_length"] = len(record["prompt_ids"])
                 table.add(record, f"{path}:{number}")
-                _keep_rollout(record, loaded)
+                keep_rollout(record, loaded)
         made = table.build()
         if made is not None:
             tables.append(made)
@@ -110,9 +111,9 @@ def _miles_dumps(folder: Path, mapping: Mapping[str, str], loaded: Any) -> None:
 
 
 def _any_folder(folder: Path, mapping: Mapping[str, str], loaded: Any) -> None:
-    from zerogap.gap.readers.load import _SKIP_FILES, load_file
+    from zerogap.gap.readers.load import SKIP_FILES, load_file
 
-    files = [p for p in sorted(folder.rglob("*"), key=_natural) if p.is_file() and p.suffix not in _SKIP_FILES]
+    files = [p for p in sorted(folder.rglob("*"), key=_natural) if p.is_file() and p.suffix not in SKIP_FILES]
     if not files:
         raise UsageError(f"{folder}: an empty folder; name a run folder, log, dump or table")
     if len(files) > 2000:

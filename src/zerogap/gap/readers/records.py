@@ -22,8 +22,20 @@ _BATCH = 1 << 20
 _LOGPROBS = ("logprob_engine", "logprob_trainer")
 # Columns of one value for each token, in files that hold one sample on a line.
 _PER_TOKEN = frozenset(
-    "token_id logprob_engine logprob_trainer logprob_trainer_second loss_mask kept_mass logprob_engine_unfiltered "
-    "version_engine engine_token_id turn position temperature".split()
+    [
+        "token_id",
+        "logprob_engine",
+        "logprob_trainer",
+        "logprob_trainer_second",
+        "loss_mask",
+        "kept_mass",
+        "logprob_engine_unfiltered",
+        "version_engine",
+        "engine_token_id",
+        "turn",
+        "position",
+        "temperature",
+    ]
 )
 
 

@@ -81,7 +81,7 @@ def _scalar(item: bytes) -> tuple[str, float] | None:
 
 def _tensor_scalar(tensor: bytes) -> float | None:
     dtype, content, value = 0, b"", None
-    for number, wire, part in fields(tensor):
+    for number, _, part in fields(tensor):
         if number == 1 and isinstance(part, int):
             dtype = part
         elif number == 4 and isinstance(part, bytes):

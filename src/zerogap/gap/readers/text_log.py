@@ -23,10 +23,8 @@ _ANSI = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07")
 _RAY = re.compile(r"^\s*\((?P<name>[\w.:-]+)(?: pid=(?P<pid>\d+))?(?:, ip=(?P<ip>[\d.:a-f]+))?\)\s?")
 _NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?|NaN|Infinity|None|null)"
 _PAIR = re.compile(
-    r"""['"]?(?P<key>[A-Za-z][\w./@-]*(?:\s[A-Za-z][\w./@-]*){0,2})['"]?\s*[:=]\s*
-    (?:(?:np\.float\d+|tensor|array)\()?['"]?(?P<value>%s)(?=[\s,;|}\])'"%%]|$)"""
-    % _NUMBER,
-    re.VERBOSE,
+    r"""['"]?(?P<key>[A-Za-z][\w./@-]*(?:\s[A-Za-z][\w./@-]*){0,2})['"]?\s*[:=]\s*"""
+    r"""(?:(?:np\.float\d+|tensor|array)\()?['"]?(?P<value>""" + _NUMBER + r""")(?=[\s,;|}\])'"%]|$)"""
 )
 _STEP = re.compile(
     r"(?P<kind>\b(?:[\w-]+-)?(?:step|rollout|perf|eval|iteration|iter))s?(?:['\"]?\s*[:=]\s*|\s+|\s*\[)"
@@ -220,8 +218,7 @@ def flatten(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             if len(value) < 32 and re.fullmatch(_NUMBER, value.strip()):
                 yield name, number(value.strip())
         elif isinstance(value, Mapping):
-            deeper = "" if key in ("data", "metrics", "log", "values") else f"{name}/"
-            yield from flatten(value, f"{prefix}{deeper}" if not deeper else deeper)
+            yield from flatten(value, prefix if key in ("data", "metrics", "log", "values") else f"{name}/")
 
 
 def number(text: str) -> float:
