@@ -27,8 +27,8 @@ def make_table(path: Path, tokens: int) -> None:
     rng = np.random.default_rng(0)
     integers = ("step", "sample", "position", "token_id")
     schema = pa.schema(
-        [*((name, pa.int32()) for name in integers), ("logprob_engine", pa.float32()), ("logprob_trainer", pa.float32()),
-         ("loss_mask", pa.bool_())]
+        [*((name, pa.int32()) for name in integers), ("logprob_engine", pa.float32()),
+         ("logprob_trainer", pa.float32()), ("loss_mask", pa.bool_())]
     )  # fmt: skip
     engine = -rng.exponential(0.5, GROUP).astype(np.float32)
     noise = rng.normal(0, 0.02, GROUP).astype(np.float32)

@@ -139,7 +139,7 @@ class SeriesBuilder:
         runs = self._merged()
         made = [self._series(run, label) for run in runs if run.records]
         with_gap = [s for s in made if GAP_QUANTITIES & set(s.values)]
-        made = with_gap or [s for s in made if s.values]
+        made = with_gap or [s for s in made if s.values or s.other]
         for number, series in enumerate(made):
             series.label = label if len(made) == 1 else f"{label}#{number + 1}"
             if len(made) > 1:

@@ -44,7 +44,8 @@ def kind_of(path: Path) -> str:
         return "tfrecord"
     if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return "text"
-    if head.count(0) * 50 > len(head):
+    start = head.rstrip(b"\0")  # what a crash or a hole left behind the text does not count
+    if not start or start.count(0) * 3 > len(start):
         return "binary"
     return "text"
 

@@ -24,7 +24,7 @@ import numpy as np
 from zerogap.errors import UsageError
 
 SECONDS = 120
-MEMORY_FACTOR, MEMORY_BASE = 12, 3 << 30  # bytes of address space: base + factor x file size
+MEMORY_FACTOR, MEMORY_BASE = 12, 2 << 30  # bytes of address space: base + factor x file size
 
 _STORAGES = {
     "FloatStorage": "<f4", "DoubleStorage": "<f8", "HalfStorage": "<f2", "BFloat16Storage": "bf16",
@@ -233,7 +233,8 @@ def _child_environment() -> dict[str, str]:
     import zerogap
 
     root = str(Path(zerogap.__file__).parent.parent)
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+    # One thread: the stacks of idle ones count as address space.
+    return {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
 
 
 def _child(path: Path, out: Path) -> int:
