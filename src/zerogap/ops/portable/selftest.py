@@ -25,8 +25,9 @@ class ProductShape:
     """A product [rows, inner] x [inner, columns] that some op makes.
 
     Attributes:
-        stride: elements from one row of either factor to the next; above ``inner`` where an op cuts its inner dimension.
+        stride: elements from one row to the next; above ``inner`` where an op cuts its inner dimension.
         shared: all tiles share the right factor.
+        transposed: the right factor is stored by columns, as weights and keys are.
     """
 
     op: str
@@ -35,6 +36,7 @@ class ProductShape:
     columns: int
     stride: int
     shared: bool
+    transposed: bool = True
 
 
 def linear_shape(op: str, in_features: int, out_features: int, segments: int = 1) -> ProductShape:
@@ -48,7 +50,7 @@ def attention_shapes(heads: int, kv_heads: int, head_dim: int) -> tuple[ProductS
     rows = QUERY_TILE * (heads // kv_heads)
     return (
         ProductShape("attention scores", rows, head_dim, KEY_BLOCK, head_dim, shared=False),
-        ProductShape("attention values", rows, KEY_BLOCK, head_dim, KEY_BLOCK, shared=False),
+        ProductShape("attention values", rows, KEY_BLOCK, head_dim, KEY_BLOCK, shared=False, transposed=False),
     )
 
 
@@ -78,6 +80,8 @@ def broken_laws(shape: ProductShape, dtype: torch.dtype, product: Product = torc
     a_BMK = torch.randn(max(_BATCHES), shape.rows, shape.stride, generator=generator).to(dtype)[..., cut:]
     b_BNK = torch.randn(1 if shape.shared else max(_BATCHES), shape.columns, shape.stride, generator=generator)
     b_BKN = b_BNK.to(dtype)[..., cut:].transpose(1, 2).expand(max(_BATCHES), -1, -1)
+    if not shape.transposed:
+        b_BKN = b_BKN.contiguous()
     alone = torch.cat([product(a_BMK[i : i + 1], b_BKN[i : i + 1]) for i in range(max(_BATCHES))])
 
     def laid(rows_BMK: Tensor) -> Tensor:
