@@ -31,6 +31,7 @@ from zerogap.gap.series import Series
 from zerogap.gap.table import GapTable
 
 OUTSIDE_SHARE = 0.1  # of the steps may lie outside a range by a little
+CONTRACT_NOISE = 1e-3  # mean abs(d) under a contract from which causes beyond kernels are looked for
 OUTSIDE_FAR = 1.5  # times the upper end: one such step is enough
 
 
@@ -101,14 +102,16 @@ def diagnose_table(table: GapTable, facts: Facts, *, contract: bool, floor: floa
     if not len(c.rows):
         return found
     if contract:
-        return [*found, *contract_findings(c)]
+        found += contract_findings(c)
+        if float(c.size.mean()) < CONTRACT_NOISE:
+            return found
     by_column = diagnose_numerics(c)
     specific = [*diagnose_sampler(c), *diagnose_inputs(c), *diagnose_outliers(c)]
     if any(f.level == "fault" and f.name not in _BY_VALUE for f in by_column):
         # A column says which tokens disagree; what the same tokens look like without it is no second cause.
         specific = [f for f in specific if f.name not in _GENERAL]
     specific += by_column
-    explained = any(f.level in ("fault", "warn") for f in [*specific])
+    explained = contract or any(f.level in ("fault", "warn") for f in specific)
     return [*found, *specific, *diagnose_elevated(c, explained)]
 
 
@@ -135,6 +138,7 @@ def judge(loaded: Loaded, options: Options) -> Verdict:
         found += _bits(verdict.numbers, contract)
     for series in loaded.series:
         found += diagnose_series(series, facts, contract=contract)
+    found += _contradicted(loaded)
     found += diagnose_facts(facts)
     found += [_from_hit(hit) for hit in _distinct(loaded.hits)]
     verdict.findings = _ranked(found)
@@ -153,6 +157,22 @@ def _bits(numbers: Numbers, contract: bool) -> list[Finding]:
         return [Finding("zero/bit-equal", 1.0, text, {"tokens": numbers.compared})]
     return [
         Finding("metric-broken/compares-itself", 0.5, f"{text} and no contract was named", {"tokens": numbers.compared})
+    ]
+
+
+def _contradicted(loaded: Loaded) -> list[Finding]:
+    """The logged average and the tokens of the same steps say different things."""
+    if not loaded.contradictions:
+        return []
+    step, logged, tokens = loaded.contradictions[0]
+    return [
+        Finding(
+            "metric-broken/contradicts-tokens",
+            0.95,
+            f"at {len(loaded.contradictions)} steps, first at step {step}: logged {logged:.4g}, tokens {tokens:.4g}",
+            {"steps": [s for s, _, _ in loaded.contradictions[:50]]},
+            tuple(f"step {s}: logged {a:.4g}, tokens {b:.4g}" for s, a, b in loaded.contradictions[:4]),
+        )
     ]
 
 
@@ -182,6 +202,8 @@ def _ranked(found: list[Finding]) -> list[Finding]:
     if "weights-differ/sync-not-applied" in best:
         for general in ("numerics/contract-broken", "numerics/dtype-or-kernel", "metric-broken/exact-zero"):
             best.pop(general, None)
+        if "stale-state/prefix-cache" in best:  # some sequences are bit-equal: the weights did arrive
+            del best["weights-differ/sync-not-applied"]
     return sorted(best.values(), key=lambda f: (LEVELS.index(f.level), -f.confidence, f.name))
 
 

@@ -33,7 +33,34 @@ def contract_findings(c: Context) -> list[Finding]:
     count = int(different.sum())
     if not count:
         return []
-    return [size_class(float(c.size.mean()), float(c.size.max()), count, len(c.rows), c.worst(3))]
+    found = [size_class(float(c.size.mean()), float(c.size.max()), count, len(c.rows), c.worst(3))]
+    return [*found, *_partly_equal(c, different)]
+
+
+def _partly_equal(c: Context, different: Array) -> list[Finding]:
+    """Equal at first, later only some sequences differ: their cached prefix is older than the weights."""
+    if not c.table.has("step", "sample"):
+        return []
+    bad = np.zeros(len(c.starts), dtype=bool)
+    bad[c.in_sequence[different]] = True
+    step = c.table.columns["step"][c.starts]
+    steps = np.unique(step)
+    share = np.array([bad[step == s].mean() for s in steps])
+    later = np.flatnonzero(share > 0)
+    if len(steps) < 2 or share[0] > 0 or not len(later) or not 0.01 < float(np.median(share[later])) < 0.8:
+        return []
+    first = int(later[0])
+    opens = float(c.size[different & (c.position <= 1)].mean()) if (different & (c.position <= 1)).any() else 0.0
+    return [
+        Finding(
+            "stale-state/prefix-cache",
+            0.75,
+            f"bit-equal up to step {steps[first - 1]}; from step {steps[first]} on {float(np.median(share[later])):.0%} of the "
+            f"sequences differ, the others stay bit-equal (mean abs(d) of their first differing tokens {opens:.3g})",
+            {"first_bad": int(steps[first]), "share": float(np.median(share[later]))},
+            c.worst(3),
+        )
+    ]
 
 
 def size_class(

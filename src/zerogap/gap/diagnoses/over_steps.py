@@ -36,11 +36,8 @@ def diagnose_series(series: Series, facts: Facts, *, contract: bool) -> list[Fin
             found.append(_exact_zero(series, quantity, rows, facts))
         return found
     found += _dead_steps(series, rows, values, contract=contract)
-    if contract and values[0] == 0.0:
-        found += _zero_then_not(series, rows, values)
-        return found
     if contract:
-        return found
+        return [*found, *(_zero_then_not(series, rows, values) if values[0] == 0.0 else [])]
     shape = _shape(series, rows, values, quantity)
     found += shape
     if not any(f.level == "fault" for f in shape):
@@ -123,7 +120,7 @@ def _zero_then_not(series: Series, rows: Array, values: Array) -> list[Finding]:
             f"0 up to step {series.steps[rows[first - 1]]}, {values[first]:.4g} at step {series.steps[rows[first]]} "
             f"(first bad step={series.steps[rows[first]]})",
             {"first_bad": int(series.steps[rows[first]])},
-            tuple(f"step {series.steps[rows[i]]}: {values[i]:.4g}" for i in range(min(len(values), 6))),
+            tuple(f"step {series.steps[rows[i]]}: {values[i]:.4g}" for i in range(max(first - 2, 0), min(first + 3, len(values)))),
         )
     ]
 

@@ -71,6 +71,7 @@ def _merge_series(loaded: Loaded, made: list[Series]) -> None:
         if all(row is None for row in rows):
             loaded.series = made + loaded.series
             return
+        loaded.contradictions += _contradictions(ours, logged, rows)
         for name, values in logged.values.items():
             if name not in ours.values:
                 ours.values[name] = np.array([math.nan if r is None else values[r] for r in rows])
@@ -83,6 +84,21 @@ def _merge_series(loaded: Loaded, made: list[Series]) -> None:
         loaded.series = made
     else:
         loaded.series = made + loaded.series
+
+
+def _contradictions(ours: Series, logged: Series, rows: list[int | None]) -> list[tuple[int, float, float]]:
+    """Return (step, logged mean, mean of the tokens) where one is 0 and the other not, or they differ by half."""
+    if "abs_mean" not in logged.values:
+        return []
+    found = []
+    for row, other in enumerate(rows):
+        if other is None:
+            continue
+        tokens, value = float(ours.values["abs_mean"][row]), float(logged.values["abs_mean"][other])
+        low, high = sorted((tokens, value)) if math.isfinite(value) else (0.0, tokens)
+        if high > 1e-7 and low < 0.5 * high:
+            found.append((int(ours.steps[row]), value, tokens))
+    return found
 
 
 def load_file(path: Path, mapping: Mapping[str, str], loaded: Loaded) -> None:

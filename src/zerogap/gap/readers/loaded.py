@@ -59,6 +59,7 @@ class Loaded:
     other: dict[str, Series] = field(default_factory=dict)
     folder: Path | None = None
     stated: Facts | None = None
+    contradictions: list[tuple[int, float, float]] = field(default_factory=list)
 
     @property
     def has_tokens(self) -> bool:
