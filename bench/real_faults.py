@@ -24,6 +24,7 @@ import zerogap.rl.loop
 import zerogap.rl.setup
 from zerogap.cli import run
 from zerogap.engine import Engine
+from zerogap.engine.pages import PagePool
 from zerogap.gap.judge import Options, Verdict, judge
 from zerogap.gap.readers import load
 from zerogap.models.weights import weights_digest
@@ -32,8 +33,9 @@ from zerogap.trainer import TrainSequence
 
 QUICKSTART = Path(__file__).parents[1] / "configs" / "quickstart.toml"
 # The model answers in about four tokens; faults that do not need an update are shown on longer text.
-LONG = ("rollout.max_tokens=24", "rollout.min_tokens=24")
-SETTINGS = ("rollout.prompts_per_step=32", "rollout.samples_per_prompt=8", "eval.every=0", "reward.workers=1", "gap.gate=warn",
+LONG = ("rollout.max_tokens=24", "rollout.min_tokens=24", "rollout.prompts_per_step=12", "run.steps=2")
+SETTINGS = ("rollout.prompts_per_step=24", "rollout.samples_per_prompt=8", "eval.every=0",
+            "reward.workers=1", "gap.gate=warn",
             "gap.scope=all", "train.learning_rate=1e-3", "train.warmup_steps=0")  # fmt: skip
 Patch = Callable[[contextlib.ExitStack], None]
 
@@ -103,7 +105,7 @@ def _engine(change: Callable[[Any], None]) -> Patch:
 def _other_rope(made: Any) -> None:
     decoder = made.engine.decoder
     rope = decoder.config.rope
-    scaled = tuple(value ** 0.6 for value in rope.inverse_frequencies)
+    scaled = tuple(value**0.6 for value in rope.inverse_frequencies)
     decoder.config = dataclasses.replace(decoder.config, rope=dataclasses.replace(rope, inverse_frequencies=scaled))
 
 
@@ -123,12 +125,17 @@ def kept_cache(stack: contextlib.ExitStack) -> None:
     """Pages cached under old weights are found under new ones."""
     constant = zerogap.engine.scheduler.root_key(0)
     _set(stack, zerogap.engine.scheduler, "root_key", lambda version: constant)
+    _set(stack, PagePool, "drop_published", lambda self: None)
 
 
 FAULTS: dict[str, tuple[Patch, tuple[str, ...], set[str]]] = {
     "none": (lambda stack: None, (), set()),
     "stale weights": (stale_weights, (), {"weights-differ/sync-not-applied"}),
-    "temperature on the engine only": (_sampler(temperature=1.0), (*LONG, "rollout.temperature=0.6"), {"sampler/temperature"}),
+    "temperature on the engine only": (
+        _sampler(temperature=1.0),
+        (*LONG, "rollout.temperature=0.6"),
+        {"sampler/temperature"},
+    ),
     "other rotary frequencies": (_engine(_other_rope), LONG, {"numerics/contract-broken", "inputs-differ/positions"}),
     "log-probs shifted by one": (shifted, LONG, {"inputs-differ/off-by-one"}),
     "top-p without replay": (_sampler(top_p=1.0), (*LONG, "rollout.top_p=0.8"), {"sampler/truncation"}),

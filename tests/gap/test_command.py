@@ -42,7 +42,9 @@ def test_every_finding_has_what_the_design_asks_for(tmp_path: Path, capsys: pyte
     path = log(tmp_path / "a.log", [0.01, 0.2, 0.2])
     assert run(["gap", path, "--json"]) == 1
     finding = json.loads(capsys.readouterr().out)["sources"][0]["findings"][0]
-    assert {"name", "status", "expected", "observed", "evidence", "hint", "recheck", "confidence", "confirm"} <= set(finding)
+    assert {"name", "status", "expected", "observed", "evidence", "hint", "recheck", "confidence", "confirm"} <= set(
+        finding
+    )
     command = finding["recheck"].split()
     assert run([*command[1:], "--json"]) == 1
     assert [f["name"] for f in json.loads(capsys.readouterr().out)["sources"][0]["findings"]] == [finding["name"]]

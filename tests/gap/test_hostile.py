@@ -64,7 +64,9 @@ def test_a_dump_that_wants_all_memory_or_time_is_refused(tmp_path: Path, monkeyp
     for _ in range(28):
         rows = [rows, rows]
     with pytest.raises(UsageError, match="refused"):
-        load(as_torch_zip(tmp_path / "a.pt", pickle.dumps([{"log_probs": rows, "rollout_log_probs": rows}], protocol=2)))
+        load(
+            as_torch_zip(tmp_path / "a.pt", pickle.dumps([{"log_probs": rows, "rollout_log_probs": rows}], protocol=2))
+        )
 
 
 def test_parquet_cut_short_says_so(tmp_path: Path) -> None:
@@ -96,11 +98,18 @@ def test_a_sparse_file_of_ten_gigabytes_ends_at_once(tmp_path: Path) -> None:
 
 def test_mixed_encodings_in_one_log_are_read(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
-    path.write_bytes(b"\xff\x00caf\xe9 \xc3\xa9\n" + LINE.format(0, 0.5).encode() + "ünïcode\n".encode("utf-16-le") + LINE.format(1, 0.25).encode())
+    path.write_bytes(
+        b"\xff\x00caf\xe9 \xc3\xa9\n"
+        + LINE.format(0, 0.5).encode()
+        + "ünïcode\n".encode("utf-16-le")
+        + LINE.format(1, 0.25).encode()
+    )
     assert load(path).series[0].values["abs_mean"].tolist() == [0.5, 0.25]
 
 
-@pytest.mark.parametrize("content", [b"", b"\n\n \n", b"\x00" * 5000, b"\x7fELF\x00\x00\x01" * 900, b"{" * 100_000, b"[" * 100_000])
+@pytest.mark.parametrize(
+    "content", [b"", b"\n\n \n", b"\x00" * 5000, b"\x7fELF\x00\x00\x01" * 900, b"{" * 100_000, b"[" * 100_000]
+)
 def test_what_holds_nothing_is_one_line_and_exit_code_2(
     tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,7 +123,9 @@ def test_what_holds_nothing_is_one_line_and_exit_code_2(
     assert str(path) in captured.err
 
 
-def test_control_sequences_and_markup_are_inert_in_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_sequences_and_markup_are_inert_in_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "evil\x1b[2Jname.jsonl"
     path.write_text(
         '{"sample": "\\u001b]0;owned\\u0007<script>", "logprob_engine": [-1.0, -2.0, -1.0, -3.0], '
@@ -162,6 +173,8 @@ def test_a_log_that_grows_while_it_is_read_may_end_in_a_torn_line(tmp_path: Path
     loaded = load(path)
     assert loaded.series[0].values["abs_mean"].tolist() == [0.5]
     assert any("cut off" in note for note in loaded.notes)
-    path.write_text('{"step": 0, "gap/mean": 0.5}\n{"step": 1, "gap/me\n{"step": 2, "gap/mean": 0.5}\n', encoding="utf-8")
+    path.write_text(
+        '{"step": 0, "gap/mean": 0.5}\n{"step": 1, "gap/me\n{"step": 2, "gap/mean": 0.5}\n', encoding="utf-8"
+    )
     with pytest.raises(UsageError, match="line 2 is no JSON"):
         load(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -59,7 +60,7 @@ def test_streamed_in_any_pieces_it_is_the_same(seed: int, cuts: list[int]) -> No
     whole.add(table)
     pieces = Accumulator()
     edges = [0, *sorted(set(cuts)), len(table)]
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in itertools.pairwise(edges):
         pieces.add(table.where(np.arange(start, end)))
     a, b = whole.numbers().as_dict(), pieces.numbers().as_dict()
     for name, value in a.items():

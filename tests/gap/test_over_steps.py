@@ -14,7 +14,9 @@ from zerogap.gap.series import Series
 
 def found(values: list[float], *, contract: bool = False, steps: list[int] | None = None, **more: list[float]) -> dict:
     columns = {"abs_mean": np.array(values, dtype=float), **{k: np.array(v, dtype=float) for k, v in more.items()}}
-    bad = {k: [i for i, x in enumerate(v) if not np.isfinite(x)] for k, v in columns.items() if not np.isfinite(v).all()}
+    bad = {
+        k: [i for i, x in enumerate(v) if not np.isfinite(x)] for k, v in columns.items() if not np.isfinite(v).all()
+    }
     series = Series("run", np.array(steps if steps is not None else range(len(values))), columns, {}, bad)
     return {f.code: f for f in diagnose_series(series, Facts(), contract=contract)}
 

@@ -28,8 +28,10 @@ def series_of(path: Path, text: str, **options: Any) -> dict[str, list[float]]:
 
 def test_miles_dict_lines_with_bare_nan_doubled_and_ray_prefixes(tmp_path: Path) -> None:
     line = (
-        "\x1b[36m(MegatronTrainRayActor pid=7, ip=10.0.0.2)\x1b[0m {s} log_utils.py:542 - step {n}: {{'train/loss': nan, "
-        "'train/train_rollout_logprob_abs_diff': {v}, 'train/train_rollout_kl': inf, 'train/lr-pg_0': 1e-06, 'train/step': {n}}}\n"
+        "\x1b[36m(MegatronTrainRayActor pid=7, ip=10.0.0.2)\x1b[0m {s} log_utils.py:542 - step {n}: "
+        "{{'train/loss': nan, "
+        "'train/train_rollout_logprob_abs_diff': {v}, 'train/train_rollout_kl': inf, 'train/lr-pg_0': 1e-06, "
+        "'train/step': {n}}}\n"
     )
     other = f"(RolloutManager pid=9) {STAMP} metrics.py:89 - rollout 1: {{'rollout/raw_reward': 0.25}}\n"
     text = "".join(line.format(s=STAMP, n=n, v=v) * 2 for n, v in ((0, 0.0145), (1, 0.0151))) + other
@@ -63,7 +65,9 @@ def test_verl_jsonl_has_its_numbers_under_data(tmp_path: Path) -> None:
 
 def test_trl_printed_dictionaries_and_trainer_state(tmp_path: Path) -> None:
     names = ("sampling/sampling_logp_difference/mean", "sampling/sampling_logp_difference/max")
-    text = "".join(f"{{'loss': '0.01', '{names[0]}': '0.0{n}', '{names[1]}': 0.5, 'epoch': 0.{n}}}\n" for n in (1, 2, 3))
+    text = "".join(
+        f"{{'loss': '0.01', '{names[0]}': '0.0{n}', '{names[1]}': 0.5, 'epoch': 0.{n}}}\n" for n in (1, 2, 3)
+    )
     assert series_of(tmp_path / "trl.log", text)["abs_mean"] == [0.01, 0.02, 0.03]
     state = {"log_history": [{"step": n, names[0]: n / 100, "reward": 0.1, "epoch": 0.1} for n in (5, 10)]}
     found = series_of(tmp_path / "trainer_state.json", json.dumps(state, indent=2))
@@ -108,7 +112,9 @@ def test_csv_by_names_by_alias_and_by_mapping(tmp_path: Path) -> None:
 def test_parquet_of_samples_with_list_columns(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(
-        pa.table({"sample_index": [1, 2], "rollout_log_probs": [[-1.0, -2.0], [-3.0]], "log_probs": [[-1.0, -2.5], [-3.0]]}),
+        pa.table(
+            {"sample_index": [1, 2], "rollout_log_probs": [[-1.0, -2.0], [-3.0]], "log_probs": [[-1.0, -2.5], [-3.0]]}
+        ),
         path,
     )
     numbers = load(path).accumulator.numbers()
@@ -118,7 +124,9 @@ def test_parquet_of_samples_with_list_columns(tmp_path: Path) -> None:
 def test_float16_float64_and_integer_columns_are_taken(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     engine = pa.array(np.array([-1.0, -2.0], dtype=np.float64))
-    pq.write_table(pa.table({"logprob_engine": engine, "logprob_trainer": engine.cast(pa.float32()), "sample": [5, 5]}), path)
+    pq.write_table(
+        pa.table({"logprob_engine": engine, "logprob_trainer": engine.cast(pa.float32()), "sample": [5, 5]}), path
+    )
     assert load(path).accumulator.numbers().different == 0
 
 
@@ -143,14 +151,18 @@ def miles_dumps(folder: Path, *, bfloat16: bool = False) -> None:
     engine = [torch.tensor([-0.5004, -1.2501, -0.1003]), torch.tensor([-2.001, -0.3])]
     samples = [
         {"index": i, "tokens": [9, 9, *range(len(lp))], "response_length": len(lp), "loss_mask": [1] * len(lp),
-         "rollout_log_probs": lp.tolist(), "reward": 1.0, "status": "completed", "weight_versions": ["3"], "response": "x"}
+         "rollout_log_probs": lp.tolist(), "reward": 1.0,
+         "status": "completed", "weight_versions": ["3"], "response": "x"}
         for i, lp in enumerate(engine)
     ]  # fmt: skip
     torch.save({"rollout_id": 0, "metadata": {}, "samples": samples}, folder / "rollout_data" / "0.pt")
     cast = (lambda t: t.to(torch.bfloat16)) if bfloat16 else (lambda t: t)
-    data = {"sample_indices": [0, 1], "log_probs": [cast(lp) for lp in engine], "rollout_log_probs": [cast(lp) for lp in engine],
+    data = {"sample_indices": [0, 1], "log_probs": [cast(lp) for lp in engine],
+            "rollout_log_probs": [cast(lp) for lp in engine],
             "loss_masks": [torch.ones(len(lp)) for lp in engine], "response_lengths": [3, 2]}  # fmt: skip
-    torch.save({"rollout_id": 0, "rank": 0, "rollout_data": data, "cp_rank": 0, "cp_size": 1}, folder / "train_data" / "0_0.pt")
+    torch.save(
+        {"rollout_id": 0, "rank": 0, "rollout_data": data, "cp_rank": 0, "cp_size": 1}, folder / "train_data" / "0_0.pt"
+    )
 
 
 def test_miles_dumps_are_joined_so_that_gaps_below_bf16_show(tmp_path: Path) -> None:
@@ -173,7 +185,7 @@ def test_one_side_alone_is_said(tmp_path: Path) -> None:
 
 
 def test_gzip_and_byte_order_marks(tmp_path: Path) -> None:
-    text = "step 0: {'train/train_rollout_logprob_abs_diff': 0.5}\nstep 1: {'train/train_rollout_logprob_abs_diff': 0.25}\n"
+    text = "".join(f"step {n}: {{'train/train_rollout_logprob_abs_diff': {v}}}\n" for n, v in ((0, 0.5), (1, 0.25)))
     with gzip.open(tmp_path / "a.gz", "wt") as file:
         file.write(text)
     (tmp_path / "b.log").write_bytes(text.encode("utf-16"))
@@ -208,13 +220,32 @@ def own_run(folder: Path) -> Loaded:
     with MetricsWriter(folder) as metrics:
         for step in range(2):
             metrics.write(step, {"gap/mean": 0.0, "gap/max": 0.0, "gap/tokens_compared": 4, "gap/tokens_different": 0,
-                                 "reward/mean": float(step), "train/learning_rate": 1e-3, "train/grad_norm": 0.5})  # fmt: skip
+                                 "reward/mean": float(step),
+                                 "train/learning_rate": 1e-3, "train/grad_norm": 0.5})  # fmt: skip
             samples = []
             for number in range(2):
                 logprobs = [float(np.float32(-generator.random())) for _ in range(2)]
                 samples.append(
-                    Sample(0, number, "1+1=", "2", "2", 1.0, "ok", 0.5, "stop", step, [1, 2], [3, 4], logprobs, logprobs, [True, True])
+                    Sample(
+                        0,
+                        number,
+                        "1+1=",
+                        "2",
+                        "2",
+                        1.0,
+                        "ok",
+                        0.5,
+                        "stop",
+                        step,
+                        [1, 2],
+                        [3, 4],
+                        logprobs,
+                        logprobs,
+                        [True, True],
+                    )
                 )
             write_samples(folder, step, samples)
-    (folder / "config.toml").write_text('[rollout]\ntop_p = 1.0\n[model]\npath = "builtin:tiny-qwen3"\n', encoding="utf-8")
+    (folder / "config.toml").write_text(
+        '[rollout]\ntop_p = 1.0\n[model]\npath = "builtin:tiny-qwen3"\n', encoding="utf-8"
+    )
     return load(folder)

@@ -1,4 +1,5 @@
-"""The table: columns by name and alias, kinds of missing values, lengths that must agree, Parquet and JSONL and back."""
+"""The table: columns by name and alias, kinds of missing values, lengths that must agree, Parquet and JSONL and "
+"back."""
 
 from __future__ import annotations
 
@@ -115,7 +116,9 @@ def test_lengths_that_differ_name_the_sample_and_the_numbers(tmp_path: Path) -> 
         tmp_path / "a.jsonl",
         {"sample": "s7", "tokens": [1, 2, 3], "rollout_log_probs": [-1.0, -2.0], "log_probs": [-1.0, -2.0, -3.0]},
     )
-    with pytest.raises(UsageError, match=r"sample s7: lengths do not match: tokens=3, rollout_log_probs=2, log_probs=3"):
+    with pytest.raises(
+        UsageError, match=r"sample s7: lengths do not match: tokens=3, rollout_log_probs=2, log_probs=3"
+    ):
         load(path)
 
 

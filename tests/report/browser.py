@@ -38,7 +38,11 @@ class Browser:
         to_write = os.dup(to_write)
         to_read = os.dup(to_read)
         self._process = subprocess.Popen(
-            [executable, *flags], preexec_fn=place, close_fds=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [executable, *flags],
+            preexec_fn=place,
+            close_fds=False,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         for descriptor in (*spare, to_read, to_write):
             os.close(descriptor)
@@ -91,7 +95,9 @@ class Browser:
         """Load a page at a width and wait until its images are there."""
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", features=scheme)
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
         self.call("Page.navigate", url=address)
         end = time.monotonic() + 30
         while time.monotonic() < end:

@@ -16,7 +16,7 @@ from zerogap.cli import run
 from zerogap.gap.readers.text_log import LogParser
 from zerogap.report.tokens import shade, token_texts
 
-EVIL = '</span><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[2J\u202e"\' {{ 7*7 }} hf_abcdefghijklmnop'
+EVIL = "</span><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[2J\u202e\"' {{ 7*7 }} hf_abcdefghijklmnop"
 
 
 def make_run(folder: Path, *, broken: bool = False) -> Path:
@@ -43,7 +43,8 @@ def make_run(folder: Path, *, broken: bool = False) -> Path:
                                     "weights_version": step}) + "\n"
                     )  # fmt: skip
     (folder / "config.toml").write_text(
-        f'[model]\npath = "builtin:tiny-qwen3"\n[log]\napi_key = "sk-very-secret-value"\nnote = {json.dumps(EVIL)}\n', encoding="utf-8"
+        f'[model]\npath = "builtin:tiny-qwen3"\n[log]\napi_key = "sk-very-secret-value"\nnote = {json.dumps(EVIL)}\n',
+        encoding="utf-8",
     )
     (folder / "check.json").write_text(json.dumps({"verdict": "unknown", "why": EVIL}), encoding="utf-8")
     return folder
@@ -84,8 +85,12 @@ def test_one_file_without_script_or_outside_address(pages: dict[str, Path]) -> N
         for tag, attributes in page.tags:
             assert not [name for name in attributes if name.startswith("on") or name == "style"], (tag, attributes)
             for name in ("src", "href"):
-                assert (attributes.get(name) or "data:").startswith("data:image/svg+xml;base64,") or name not in attributes
-        policy = next(a["content"] for t, a in page.tags if t == "meta" and a.get("http-equiv") == "Content-Security-Policy")
+                assert (attributes.get(name) or "data:").startswith(
+                    "data:image/svg+xml;base64,"
+                ) or name not in attributes
+        policy = next(
+            a["content"] for t, a in page.tags if t == "meta" and a.get("http-equiv") == "Content-Security-Policy"
+        )
         assert policy is not None
         assert policy.startswith("default-src 'none'; style-src 'sha256-")
         assert "unsafe" not in policy
@@ -103,7 +108,8 @@ def test_hostile_text_is_text_and_secrets_are_gone(pages: dict[str, Path]) -> No
 def test_what_the_report_must_show_is_there(pages: dict[str, Path]) -> None:
     page = Page(pages["broken"].read_text(encoding="utf-8"))
     alternatives = [a["alt"] or "" for t, a in page.tags if t == "img"]
-    for wanted in ("Reward over steps", "Evaluation over steps", "Gap: mean abs(d) over steps", "Gap: max abs(d) over steps",
+    for wanted in ("Reward over steps", "Evaluation over steps", "Gap: mean abs(d) over steps", "Gap: max abs(d) "
+        "over steps",
                    "Gap: tokens that differ over steps", "Throughput over steps", "Engine log-probs against trainer",
                    "Mean gap by position", "Mean gap by probability", "Mean gap of each sample"):  # fmt: skip
         assert any(wanted in alt for alt in alternatives), wanted
@@ -117,7 +123,9 @@ def test_what_the_report_must_show_is_there(pages: dict[str, Path]) -> None:
 
 def test_any_source_of_gap_makes_a_report(tmp_path: Path) -> None:
     log = tmp_path / "run.log"
-    log.write_text("".join(f"step {n}: {{'train/train_rollout_logprob_abs_diff': 0.01}}\n" for n in range(4)), encoding="utf-8")
+    log.write_text(
+        "".join(f"step {n}: {{'train/train_rollout_logprob_abs_diff': 0.01}}\n" for n in range(4)), encoding="utf-8"
+    )
     assert run(["report", str(log), "-o", str(tmp_path / "r.html")]) == 0
     assert LogParser is not None
 

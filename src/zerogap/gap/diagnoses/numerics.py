@@ -55,7 +55,8 @@ def _partly_equal(c: Context, different: Array) -> list[Finding]:
         Finding(
             "stale-state/prefix-cache",
             0.75,
-            f"bit-equal up to step {steps[first - 1]}; from step {steps[first]} on {float(np.median(share[later])):.0%} of the "
+            f"bit-equal up to step {steps[first - 1]}; from step {steps[first]} on "
+            f"{float(np.median(share[later])):.0%} of the "
             f"sequences differ, the others stay bit-equal (mean abs(d) of their first differing tokens {opens:.3g})",
             {"first_bad": int(steps[first]), "share": float(np.median(share[later]))},
             c.worst(3),

@@ -120,7 +120,10 @@ def _zero_then_not(series: Series, rows: Array, values: Array) -> list[Finding]:
             f"0 up to step {series.steps[rows[first - 1]]}, {values[first]:.4g} at step {series.steps[rows[first]]} "
             f"(first bad step={series.steps[rows[first]]})",
             {"first_bad": int(series.steps[rows[first]])},
-            tuple(f"step {series.steps[rows[i]]}: {values[i]:.4g}" for i in range(max(first - 2, 0), min(first + 3, len(values)))),
+            tuple(
+                f"step {series.steps[rows[i]]}: {values[i]:.4g}"
+                for i in range(max(first - 2, 0), min(first + 3, len(values)))
+            ),
         )
     ]
 

@@ -234,7 +234,12 @@ def _child_environment() -> dict[str, str]:
 
     root = str(Path(zerogap.__file__).parent.parent)
     # One thread: the stacks of idle ones count as address space.
-    return {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+    return {
+        **os.environ,
+        "OPENBLAS_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
+    }
 
 
 def _child(path: Path, out: Path) -> int:
