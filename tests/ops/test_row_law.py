@@ -100,6 +100,36 @@ def test_row_op(name: str, drawn: tuple[int, int, Tensor, Tensor]) -> None:
     assert not broken(ROW_OPS[name], *drawn)
 
 
+SAMPLERS = {
+    "off": (1.0, 0, 1.0, 0.0), "top-k": (1.0, 20, 1.0, 0.0), "wide top-k": (0.8, 300, 1.0, 0.0),
+    "top-p": (1.0, 0, 0.9, 0.0), "both": (0.7, 50, 0.95, 0.0), "min-p": (1.0, 0, 1.0, 0.02), "greedy": (0.0, 5, 0.5, 0.1),
+}  # fmt: skip
+
+
+def sampler_rows(names: list[str]) -> ops.SamplerRows:
+    columns = zip(*(SAMPLERS[name] for name in names), strict=True)
+    temperature, top_k, top_p, min_p = (torch.tensor(column) for column in columns)
+    return ops.SamplerRows(temperature.double(), top_k, top_p.double(), min_p.double())
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    names=st.lists(st.sampled_from(sorted(SAMPLERS)), min_size=2, max_size=6),
+    scale=st.sampled_from([1.0, 6.0, 30.0]),
+    vocabulary=st.sampled_from([40, 2000]),
+    seed=st.integers(0, 1000),
+)
+def test_a_row_is_blind_to_the_sampler_settings_of_others(
+    names: list[str], scale: float, vocabulary: int, seed: int
+) -> None:
+    """Sharp rows matter: a total rounded to float32 may lie below the sum of the first tokens."""
+    logits = normal(len(names), vocabulary, seed=seed) * scale
+    together = ops.log_distribution(logits.clone(), sampler_rows(names)).logprob_RV
+    for row, name in enumerate(names):
+        alone = ops.log_distribution(logits[row : row + 1].clone(), sampler_rows([name])).logprob_RV
+        assert same_bits(together[row : row + 1], alone), name
+
+
 @pytest.mark.parametrize("name", CONTROLS)
 def test_control_fails(name: str) -> None:
     rows = 37
