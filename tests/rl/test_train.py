@@ -95,6 +95,43 @@ def test_dropped_groups_are_counted_unless_the_scope_is_all(tmp_path: Path, caps
     assert {record["advantage"] == 0 for record in samples if record["logprobs_trainer"][0] is None} == {True}
 
 
+TURNS = """
+from zerogap.rl.custom import Transcript
+
+
+def turns(context, prompt):
+    transcript = Transcript(context.encode_prompt(prompt))
+    transcript.add_completion(context.generate(transcript.tokens, max_tokens=4, min_tokens=3))
+    transcript.add_tokens(context.encode("+1="))
+    transcript.add_completion(context.generate(transcript.tokens, max_tokens=2), train=False)
+    transcript.add_tokens(context.encode("7"))
+    transcript.add_completion(context.generate(transcript.tokens, max_tokens=5, min_tokens=2, stop=("3",)))
+    return transcript
+"""
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+@pytest.mark.parametrize("sampler", [(), SAMPLER])
+def test_turns_with_inserted_and_untrained_tokens(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    sampler: tuple[str, ...],
+    updates: int,
+) -> None:
+    (tmp_path / "turns_of_three.py").write_text(TURNS)
+    monkeypatch.chdir(tmp_path)
+    extra = ("task.rollout=turns_of_three:turns", f"train.updates_per_rollout={updates}", "model.max_positions=40")
+    assert train(tmp_path / "run", *sampler, *extra, "--json") == 0
+    values = result(capsys)
+    assert values["tokens_different"] == 0
+    records = [record for step in range(2) for record in read_samples(samples_path(tmp_path / "run", step))]
+    assert values["tokens_compared"] == sum(sum(record["loss_mask"]) for record in records) > 200
+    lengths = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    sampled = sum(round(values["rollout/response_length/mean"] * 24) for values in lengths)
+    assert values["tokens_not_compared"] == sampled - values["tokens_compared"] > 0
+
+
 def test_samples_file_gives_the_bits_back(tmp_path: Path) -> None:
     assert train(tmp_path / "run", steps=1) == 0
     records = list(read_samples(samples_path(tmp_path / "run", 0)))

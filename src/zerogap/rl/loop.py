@@ -118,7 +118,7 @@ class Loop:
         flat = [advantage for group in advantages.advantages for advantage in group]
         sequences = [train_sequence(*pair, params) for pair in zip(rollouts, flat, strict=True)]
         with clock.phase("time/train_s"), ambient.guard():
-            trained = self._train(step, sequences)
+            trained = self._train(step, sequences, sum(rollout.generated_tokens for rollout in rollouts))
         self.totals.add(trained.comparison)
         write_samples(run.folder, step, _samples(rollouts, outcomes, sequences, trained.scores))
         if not trained.stopped:
@@ -143,17 +143,17 @@ class Loop:
         self.display.step(step, values)
         return not trained.stopped
 
-    def _train(self, step: int, sequences: list[TrainSequence]) -> _Trained:
+    def _train(self, step: int, sequences: list[TrainSequence], sampled_tokens: int) -> _Trained:
         run, updates = self.run_, self.run_.config.train.updates_per_rollout
         if updates == 1:
             result = accumulate(run.decoder, run.optimiser, sequences, run.settings)
-            found = compare(sequences, result.scores)
+            found = compare(sequences, result.scores, sampled_tokens)
             if self._gate(step, sequences, found):
                 return _Trained(found, result.scores, [result], [], stopped=True)
             return _Trained(found, result.scores, [result], [run.optimiser.apply()])
         # The whole batch is scored at the version that sampled it; later updates replay its kept sets.
         scores = score_sequences(run.decoder, sequences, run.settings.micro_batch_rows, want_kept=True)
-        found = compare(sequences, scores)
+        found = compare(sequences, scores, sampled_tokens)
         trained = _Trained(found, list(scores), [], [])
         if self._gate(step, sequences, found):
             trained.stopped = True
@@ -240,9 +240,11 @@ class _Trained:
         values: dict[str, float] = {"train/tokens": sum(result.trained_tokens for result in self.results)}
         if self.results:
             values["train/loss"] = float(np.mean([result.loss for result in self.results]))
-            for name in self.results[0].metrics:
+            # An update in which every advantage is 0 has no metrics; the others still count.
+            measured = [result.metrics for result in self.results if result.metrics]
+            for name in measured[0] if measured else ():
                 reduce = np.max if name.endswith("_max") else np.mean
-                values[f"train/{name}"] = float(reduce([r.metrics[name] for r in self.results if name in r.metrics]))
+                values[f"train/{name}"] = float(reduce([metrics[name] for metrics in measured]))
         if self.updates:
             values["train/grad_norm"] = float(np.mean([update.grad_norm for update in self.updates]))
             values["train/learning_rate"] = self.updates[-1].learning_rate
@@ -300,15 +302,16 @@ def _samples(
 
 
 def _gap_metrics(found: Comparison) -> dict[str, float]:
-    return {
+    counts: dict[str, float] = {
         "gap/tokens_compared": found.tokens_compared,
         "gap/tokens_different": found.tokens_different,
         "gap/tokens_nonfinite": found.tokens_nonfinite,
         "gap/tokens_not_compared": found.tokens_not_compared,
-        "gap/mean": found.gap_mean,
-        "gap/max": found.gap_max,
-        "train/train_rollout_logprob_abs_diff": found.gap_mean,
     }
+    if not found.tokens_compared:  # no gap is known, which is neither 0 nor NaN
+        return counts
+    mean = {"gap/mean": found.gap_mean, "train/train_rollout_logprob_abs_diff": found.gap_mean}
+    return counts | mean | {"gap/max": found.gap_max}
 
 
 def _reward_metrics(outcomes: Sequence[RewardOutcome]) -> dict[str, float]:

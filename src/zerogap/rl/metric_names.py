@@ -22,7 +22,10 @@ METRICS: dict[str, Metric] = {
         "tokens", "compared tokens whose two float32 words differ, non-finite ones included"
     ),
     "gap/tokens_nonfinite": Metric("tokens", "compared tokens of which at least one side is NaN or infinite"),
-    "gap/tokens_not_compared": Metric("tokens", "generated tokens that no training forward saw (dropped groups)"),
+    "gap/tokens_not_compared": Metric(
+        "tokens",
+        "generated tokens that were not compared: those of dropped groups and of turns that are not trained on",
+    ),
     "gap/mean": Metric("nats", "mean of abs(d) over the compared tokens; NaN if any is non-finite"),
     "gap/max": Metric("nats", "largest abs(d) over the compared tokens; NaN if any is non-finite"),
     "train/train_rollout_logprob_abs_diff": Metric(
