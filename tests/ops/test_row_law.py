@@ -102,7 +102,8 @@ def test_row_op(name: str, drawn: tuple[int, int, Tensor, Tensor]) -> None:
 
 SAMPLERS = {
     "off": (1.0, 0, 1.0, 0.0), "top-k": (1.0, 20, 1.0, 0.0), "wide top-k": (0.8, 300, 1.0, 0.0),
-    "top-p": (1.0, 0, 0.9, 0.0), "both": (0.7, 50, 0.95, 0.0), "min-p": (1.0, 0, 1.0, 0.02), "greedy": (0.0, 5, 0.5, 0.1),
+    "top-p": (1.0, 0, 0.9, 0.0), "both": (0.7, 50, 0.95, 0.0), "min-p": (1.0, 0, 1.0, 0.02),
+    "greedy": (0.0, 5, 0.5, 0.1),
 }  # fmt: skip
 
 
