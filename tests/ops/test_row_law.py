@@ -245,6 +245,39 @@ def test_start_up_proof_finds_a_library_that_cheats() -> None:
     assert any("rows moved" in what for what in selftest.broken_laws(shape, torch.float32, by_position))
 
 
+def test_start_up_proof_lays_factors_out_as_the_ops_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library may choose its path by stride, so a proof on other strides proves nothing about the op."""
+    seen: set[tuple[object, ...]] = set()
+
+    def spy(a: Tensor, b: Tensor) -> Tensor:
+        seen.add((*a.shape[1:], *b.shape[1:], a.stride()[1:], b.stride()[1:]))
+        return bmm(a, b)
+
+    bmm = torch.bmm
+    monkeypatch.setattr(torch, "bmm", spy)
+    ops.linear(normal(40, 512), normal(70, 512), segments=ops.segment_count(512))
+    ops.linear(normal(3, 80), normal(128, 80))
+    q, k, v = normal(40, 4, 16), normal(40, 2, 16), normal(40, 2, 16)
+    ops.attention(q, k, v, ops.AttentionPlan.build([ops.Chunk(0, 40, range(40))], 1), 0.25)
+    used, seen = seen, set()
+    for shape in (
+        selftest.linear_shape("down_proj", 512, 70, ops.segment_count(512)),
+        selftest.linear_shape("up_proj", 80, 128),
+        *selftest.attention_shapes(4, 2, 16),
+    ):
+        assert list(selftest.broken_laws(shape, torch.float32, spy)) == []
+    assert len(used) == 4
+    assert used <= seen
+
+
+def test_start_up_proof_of_scans_finds_a_sum_that_depends_on_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    cumsum = Tensor.cumsum
+    selftest.prove_scans(500)
+    monkeypatch.setattr(Tensor, "cumsum", lambda x, dim: cumsum(x, dim) * (1 + 2**-52 * (x.shape[1] < 500)))
+    with pytest.raises(NotHeldError, match="cumsum over 500 tokens"):
+        selftest.prove_scans(500)
+
+
 def test_start_up_proof_refuses_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selftest, "broken_laws", lambda shape, dtype: iter(["rows moved down by 3"]))
     with pytest.raises(NotHeldError, match=r"down_proj: .*breaks the row law \(rows moved down by 3\)"):

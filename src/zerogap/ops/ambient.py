@@ -21,7 +21,7 @@ def guard() -> Iterator[None]:
         UsageError: another library has set the CPU to flush subnormal numbers to zero and it cannot be undone here.
     """
     # The per-operation setting: the older getter raises where a process has used both.
-    products = torch.backends.mkldnn.matmul
+    products = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     precision = products.fp32_precision
     products.fp32_precision = "ieee"
     try:
