@@ -313,6 +313,35 @@ def test_resume_needs_the_same_numerics(tmp_path: Path, capsys: pytest.CaptureFi
     assert "learning_rate" in capsys.readouterr().err
 
 
+def test_a_checkpoint_of_another_configuration_is_refused_wherever_it_lies(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(tmp_path / "run", steps=1) == 0
+    other = str(tmp_path / "run" / "checkpoints" / "step-000001")
+    assert train(tmp_path / "new", "run.seed=5", "--resume", other) == 2
+    assert "run.seed: 0, now 5" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+    assert train(tmp_path / "mine", "run.seed=5", steps=1) == 0
+    assert train(tmp_path / "mine", "run.seed=5", "--resume", other) == 2
+    assert "run.seed: 0, now 5" in capsys.readouterr().err
+    assert train(tmp_path / "copy", "--resume", other) == 0, "the same configuration in another folder"
+
+
+def test_a_changed_data_set_is_refused_at_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data, line = tmp_path / "data.jsonl", '{"prompt": "12+34=", "answer": "46"}\n'
+    data.write_text(line)
+    task = ("task.name=jsonl", "task.path=data.jsonl", "task.reward=zerogap.rl.tasks.scoring:exact_match")
+    assert train(tmp_path / "run", *task, steps=1) == 0
+    data.write_text(line.replace("46", "47"))
+    assert train(tmp_path / "run", *task, "--resume", "auto") == 2
+    assert "the training prompts are not those of the run" in capsys.readouterr().err
+    data.write_text(line)
+    assert train(tmp_path / "run", *task, "--resume", "auto") == 0
+
+
 def test_resume_where_the_bits_differ_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -220,7 +220,7 @@ class Loop:
             config_digest=config_digest(run.config),
             weights_digest=run.engine.digest,
             numerics=run.numerics,
-            extra={"totals": self.totals.state()},
+            extra={"totals": self.totals.state(), "prompts": run.task.digest},
         )
         save_checkpoint(run.folder, state, run.decoder, run.source, run.optimiser, run.config.run.keep_checkpoints)
 

@@ -21,7 +21,7 @@ from zerogap.models.tokenizer import Tokenizer, load_tokenizer
 from zerogap.models.weights import load_decoder
 from zerogap.ops import ambient
 from zerogap.rl.config import Config
-from zerogap.rl.config_load import bit_differences, load_config, to_toml
+from zerogap.rl.config_load import bit_differences, config_digest, load_config, to_toml
 from zerogap.rl.custom import load_rollout
 from zerogap.rl.memory import available_memory, estimate_memory, require_memory
 from zerogap.rl.rollout import Generator
@@ -100,6 +100,7 @@ def set_up(config: Config, resume: str | None) -> Run:
     numerics = environment() | {"fingerprint": fingerprint(decoder.config)}
     if checkpoint is not None:
         _check_numerics(checkpoint, numerics)
+        _check_prompts(checkpoint, task)
         restore_optimiser(checkpoint, optimiser)
     return Run(
         config=config,
@@ -165,7 +166,7 @@ def _checkpoint(config: Config, folder: Path, resume: str | None) -> Checkpoint 
     resume = resume or (None if config.run.resume == "never" else config.run.resume)
     if not (folder / CONFIG_FILE).exists():
         if resume not in (None, "auto"):
-            return open_checkpoint(Path(resume))
+            return _open(Path(resume), config)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UsageError(f"{folder}: exists and holds no run; set another run.dir")
         return None
@@ -175,7 +176,29 @@ def _checkpoint(config: Config, folder: Path, resume: str | None) -> Checkpoint 
     if differences:
         raise UsageError(f"{folder}: cannot continue with another configuration: {'; '.join(differences)}")
     found = latest(folder) if resume == "auto" else Path(resume)
-    return None if found is None else open_checkpoint(found)
+    return None if found is None else _open(found, config)
+
+
+def _open(folder: Path, config: Config) -> Checkpoint:
+    """Open a checkpoint, which may be another run's: its own configuration counts, not that of ``run.dir``."""
+    checkpoint = open_checkpoint(folder)
+    if checkpoint.state.config_digest != config_digest(config):
+        origin = folder.parent.parent / CONFIG_FILE
+        differences = bit_differences(load_config(origin), config) if origin.exists() else []
+        details = f" ({'; '.join(differences)})" if differences else ""
+        raise UsageError(
+            f"{folder}: belongs to a run of another configuration{details}; "
+            f"to start a new run from its weights set model.path = '{checkpoint.model_folder}' without --resume"
+        )
+    return checkpoint
+
+
+def _check_prompts(checkpoint: Checkpoint, task: Task) -> None:
+    if checkpoint.state.extra.get("prompts") != task.digest:
+        raise UsageError(
+            f"{checkpoint.folder}: the training prompts are not those of the run; give its data set (task.path) back, "
+            "or start a new run"
+        )
 
 
 def _check_numerics(checkpoint: Checkpoint, now: dict[str, Any]) -> None:
