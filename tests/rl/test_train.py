@@ -264,6 +264,23 @@ def test_nan_is_different_and_never_zero(
     assert values["gap_max"] == values["gap_mean"] == "nan"
 
 
+def test_weights_that_broke_on_both_sides_are_no_fault_of_an_op(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run whose weights diverged gives NaN on both sides: stopped, and not blamed on the arithmetic."""
+
+    def spoil(made: Run) -> None:
+        for decoder in (made.engine.decoder, made.decoder):
+            decoder.model.layers[2].mlp.up_proj.weight.data[3] = torch.nan
+
+    with_run(monkeypatch, spoil)
+    assert train(tmp_path / "run") == 1
+    found = incident(tmp_path / "run")
+    assert found["tokens_nonfinite"] == found["tokens_different"] > 0
+    assert (found["fault"]["op"], found["fault"]["side"]) == (None, None)
+    assert "agree on a value that is not finite" in found["fault"]["explanation"]
+
+
 def test_warn_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def spoil(made: Run) -> None:
         made.engine.hooks = (lambda at, name, x: x * 1.0001 if (at, name) == (0, "o_proj") else x,)
