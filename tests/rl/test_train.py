@@ -13,11 +13,13 @@ from torch import Tensor
 import zerogap.engine.engine
 import zerogap.engine.trace
 import zerogap.rl.command
+import zerogap.rl.loop
 import zerogap.rl.setup
 from zerogap.cli import run
 from zerogap.models.rows import Rows
 from zerogap.rl.samples import read_samples, samples_path
 from zerogap.rl.setup import Run, set_up
+from zerogap.trainer import RunState
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.toml"
 SMALL = (
@@ -315,6 +317,24 @@ def test_resume_ends_in_the_same_weights(tmp_path: Path, capsys: pytest.CaptureF
     assert {k: v for k, v in parts.items() if k not in timed} == {k: v for k, v in whole.items() if k not in timed}
     steps = [json.loads(line)["step"] for line in (tmp_path / "parts" / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(6))
+
+
+def test_a_kill_beside_a_checkpoint_loses_no_line_of_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save = zerogap.rl.loop.save_checkpoint
+
+    def killed_before_or_after(folder: Path, state: RunState, *rest: object) -> Path:
+        if state.step == 2:
+            raise KeyboardInterrupt
+        save(folder, state, *rest)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(zerogap.rl.loop, "save_checkpoint", killed_before_or_after)
+    for _ in range(2):
+        assert train(tmp_path / "run", "run.checkpoint_every=1", "--resume", "auto", steps=3) == 2
+    monkeypatch.undo()
+    assert train(tmp_path / "run", "run.checkpoint_every=1", "--resume", "auto", steps=3) == 0
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 1, 2]
 
 
 def test_engine_batching_does_not_change_the_weights(tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ class Loop:
         self.totals = Totals()
         self.first_step = 0
         self.incident: Path | None = None
+        self.checkpoint_clock = _Clock()  # of the step before
         if run.checkpoint is not None:
             state = run.checkpoint.state
             self.first_step = state.step
@@ -129,18 +130,21 @@ class Loop:
         values = _gap_metrics(trained.comparison) | _reward_metrics(outcomes) | _rollout_metrics(rollouts)
         values |= trained.metrics(config.train.updates_per_rollout)
         values["rollout/groups_without_variance"] = advantages.groups_without_variance
-        if not trained.stopped:
-            last = step + 1 == config.run.steps
-            if config.eval.every > 0 and (last or (step + 1) % config.eval.every == 0):
-                values |= self._evaluate(step + 1, clock)
-                self.totals.eval_last = values["eval/accuracy"]
-            if last or (config.run.checkpoint_every and (step + 1) % config.run.checkpoint_every == 0):
-                with clock.phase("time/checkpoint_s"):
-                    self._save(step + 1)
+        last = step + 1 == config.run.steps
+        if not trained.stopped and config.eval.every > 0 and (last or (step + 1) % config.eval.every == 0):
+            values |= self._evaluate(step + 1, clock)
+            self.totals.eval_last = values["eval/accuracy"]
         values |= clock.seconds | {"time/step_s": time.perf_counter() - began}
         values |= _rates(rollouts, sequences, trained, clock)
-        self.writer.write(step, values)
+        self.writer.write(step, values | self.checkpoint_clock.seconds)
         self.display.step(step, values)
+        self.checkpoint_clock = _Clock()
+        # After the metrics: a run that is killed in between repeats the step, so that no line of it is lost.
+        if not trained.stopped and (
+            last or (config.run.checkpoint_every and (step + 1) % config.run.checkpoint_every == 0)
+        ):
+            with self.checkpoint_clock.phase("time/checkpoint_s"):
+                self._save(step + 1)
         return not trained.stopped
 
     def _train(self, step: int, sequences: list[TrainSequence], sampled_tokens: int) -> _Trained:
