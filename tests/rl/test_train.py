@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -132,6 +133,48 @@ def test_turns_with_inserted_and_untrained_tokens(
     lengths = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     sampled = sum(round(values["rollout/response_length/mean"] * 24) for values in lengths)
     assert values["tokens_not_compared"] == sampled - values["tokens_compared"] > 0
+
+
+RETRY = """
+from zerogap.rl.custom import Transcript
+
+
+def second_try(context, prompt):
+    transcript = Transcript(context.encode_prompt(prompt))
+    first, second = context.generate(transcript.tokens), context.generate(transcript.tokens)
+    tries.append(first.tokens == second.tokens)
+    transcript.add_completion(second)
+    return transcript
+
+
+tries = []
+"""
+
+
+def test_a_second_try_is_another_completion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "retries.py").write_text(RETRY)
+    monkeypatch.chdir(tmp_path)
+    extra = ("task.rollout=retries:second_try", "model.max_positions=40", "rollout.temperature=1.5")
+    assert train(tmp_path / "run", *extra, steps=1) == 0, "and its tokens are compared as any others"
+    tries = sys.modules["retries"].tries
+    assert len(tries) == 24
+    assert not all(tries)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("rollout.temperature=1e-46",), "rollout.temperature: 1e-46 is too small"),
+        (("eval.every=1", "eval.max_tokens=5000"), "the longest prompt and eval.max_tokens = 5000 need"),
+        (("rollout.max_tokens=5000",), "the longest prompt and rollout.max_tokens = 5000 need"),
+    ],
+)
+def test_what_would_fail_later_is_refused_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], overrides: tuple[str, ...], said: str
+) -> None:
+    assert train(tmp_path / "run", *overrides) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_samples_file_gives_the_bits_back(tmp_path: Path) -> None:

@@ -84,13 +84,14 @@ def set_up(config: Config, resume: str | None) -> Run:
         decoder = load_decoder(source) if checkpoint is None else load_weights(checkpoint)
         prove_row_law(decoder.config, decoder.dtype)
     max_positions = min(config.model.max_positions or decoder.config.max_positions, decoder.config.max_positions)
-    longest = _longest_prompt(task, tokenizer, max_positions) + config.rollout.max_tokens
+    key, max_tokens = _most_tokens(config)
+    longest = _longest_prompt(task, tokenizer, max_positions) + max_tokens
     if rollout is not None:
         longest = max_positions
     elif longest > max_positions:
         raise UsageError(
-            f"the longest prompt and rollout.max_tokens = {config.rollout.max_tokens} need {longest} positions, "
-            f"the context has {max_positions}; lower rollout.max_tokens or shorten the prompts"
+            f"the longest prompt and {key} = {max_tokens} need {longest} positions, "
+            f"the context has {max_positions}; lower {key} or shorten the prompts"
         )
     estimate = estimate_memory(config, decoder.config, longest)
     require_memory(estimate, available_memory(), psutil.Process().memory_info().rss)
@@ -210,6 +211,14 @@ def _check_numerics(checkpoint: Checkpoint, now: dict[str, Any]) -> None:
             f"{checkpoint.folder}: this environment does not keep the run's bits ({differences}); "
             "resume where they are the same, for threads with OMP_NUM_THREADS"
         )
+
+
+def _most_tokens(config: Config) -> tuple[str, int]:
+    """Return the longest completion that the run may ask for, and the key that says so."""
+    evaluated = (config.eval.max_tokens or 0) if config.eval.every > 0 else 0
+    if evaluated > config.rollout.max_tokens:
+        return "eval.max_tokens", evaluated
+    return "rollout.max_tokens", config.rollout.max_tokens
 
 
 def _longest_prompt(task: Task, tokenizer: Tokenizer, max_positions: int) -> int:
