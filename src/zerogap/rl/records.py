@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from zerogap.console import finite
+from zerogap.errors import UsageError
 from zerogap.files import write_atomic
 
 
@@ -21,14 +22,26 @@ def to_line(record: Mapping[str, Any]) -> str:
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file; none if it is missing. What a killed process left half-written is skipped."""
+    """Yield the records of a file; none if it is missing. What a killed process left half-written is skipped.
+
+    Raises:
+        UsageError: a whole line is no JSON object with a step, by file and line.
+    """
     try:
-        with path.open("rb") as lines:
-            for line in lines:
-                if line.endswith(b"\n"):
-                    yield json.loads(line)
+        lines = path.open("rb")
     except FileNotFoundError:
         return
+    with lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                record = None
+            if not isinstance(record, dict) or type(record.get("step")) is not int:
+                raise UsageError(f"{path}:{number}: is damaged, not a JSON object with a step; remove that line")
+            yield record
 
 
 def open_to_append(path: Path) -> IO[str]:
