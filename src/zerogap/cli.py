@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from zerogap import __version__
-from zerogap.console import message
+from zerogap import __version__, signals
+from zerogap.console import discard_stdout, finish_stdout, message, prepare_streams
 from zerogap.errors import ExitCode, ZerogapError
 
 app = typer.Typer(
@@ -65,14 +64,24 @@ def train(
     from zerogap.threads import prepare_environment
 
     prepare_environment()
-    from zerogap.rl.command import train_command
+    with signals.quitting():
+        from zerogap.rl.command import train_command
 
-    raise typer.Exit(train_command(config, overrides or [], resume=resume, as_json=json))
+    with signals.unwinding():
+        code = train_command(config, overrides or [], resume=resume, as_json=json)
+    raise typer.Exit(code)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit the process with a documented code (see ``zerogap.errors.ExitCode``)."""
-    sys.exit(run(arguments))
+    prepare_streams()
+    code = run(arguments)
+    signals.ignore()
+    problem = finish_stdout()
+    if problem is not None:
+        message(f"zerogap: error: stdout: {problem}; give it a place that can be written")
+        code = int(ExitCode.USAGE)
+    sys.exit(code)
 
 
 def run(arguments: list[str] | None = None) -> int:
@@ -89,8 +98,13 @@ def run(arguments: list[str] | None = None) -> int:
         return int(ExitCode.USAGE)
     except (typer.Abort, KeyboardInterrupt):
         message("zerogap: interrupted")
-        return int(ExitCode.INTERRUPTED)
+        return int(ExitCode.USAGE)
     except BrokenPipeError:
-        # The reader of our stdout went away (`| head`); keep the interpreter from complaining at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return int(ExitCode.HOLDS)
+        # The reader of our stdout went away (`| head`) before the verdict stood.
+        discard_stdout()
+        return int(ExitCode.UNKNOWN)
+    except OSError as error:
+        # The last net: a place that the verb's own checks did not foresee.
+        where = "" if error.filename is None else f"{str(error.filename)[:200]}: "
+        message(f"zerogap: error: {where}{error.strerror or error}; check that path or the space and limits there")
+        return int(ExitCode.USAGE)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -21,13 +23,47 @@ def out() -> Console:
 
 
 def message(text: str) -> None:
-    """Print one message line on stderr."""
-    print(printable(text), file=sys.stderr, flush=True)
+    """Print one message line on stderr; without a stderr that can be written there is nobody to tell."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):
+            print(printable(text), file=sys.stderr, flush=True)
 
 
 def printable(text: str) -> str:
     """Return ``text`` with control and reordering characters escaped: what a model wrote is hostile to a terminal."""
     return _CONTROLS.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
+
+
+def prepare_streams() -> None:
+    """Make the standard streams safe to use: closed ones lead nowhere, no character is an error in any encoding."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, so that no file of ours gets it
+    if sys.stdout is not None and hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def discard_stdout() -> None:
+    """Lead stdout nowhere from now on, after it could not be written; else the interpreter complains at its end."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        descriptor = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(descriptor, sys.stdout.fileno())
+        os.close(descriptor)
+
+
+def finish_stdout() -> str | None:
+    """Write out what is left for stdout; return what went wrong, or None. A reader that went away is no problem."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        discard_stdout()
+    except OSError as error:
+        discard_stdout()
+        return f"cannot be written ({error.strerror})"
+    return None
 
 
 def print_json(schema: str, version: int, body: Mapping[str, Any]) -> None:

@@ -98,11 +98,16 @@ def save_decoder(decoder: Decoder, folder: Path, source: Path) -> None:
     ``folder`` is created if need be; each file is written whole or not at all.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for path in sorted(source.iterdir()):
-        if path.is_file() and path.suffix in (".json", ".txt", ".model", ".jinja") and path.name != INDEX:
-            write_atomic(folder / path.name, partial(shutil.copyfile, path))
+    for path in side_files(source):
+        write_atomic(folder / path.name, partial(shutil.copyfile, path))
     tensors = {name: value.detach().contiguous() for name, value in decoder.state_dict().items()}
     write_atomic(folder / SINGLE, lambda temporary: save_file(tensors, temporary, metadata={"format": "pt"}))
+
+
+def side_files(folder: Path) -> list[Path]:
+    """Return the configuration and tokenizer files of a Hugging Face folder, in the order of their names."""
+    suffixes = (".json", ".txt", ".model", ".jinja")
+    return sorted(p for p in folder.iterdir() if p.is_file() and p.suffix in suffixes and p.name != INDEX)
 
 
 def weights_digest(tensors: Mapping[str, Tensor]) -> str:

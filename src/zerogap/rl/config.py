@@ -238,7 +238,9 @@ class EvalSection(Section):
         description="steps between evaluations, beside those before the first and after the last step; 0 = never",
         json_schema_extra=NOT_BITS,
     )
-    prompts: int = Field(default=200, ge=1, le=_MOST, description="held-out prompts, at most", json_schema_extra=NOT_BITS)
+    prompts: int = Field(
+        default=200, ge=1, le=_MOST, description="held-out prompts, at most", json_schema_extra=NOT_BITS
+    )
     samples: int = Field(default=1, ge=1, le=_MOST, description="completions per prompt", json_schema_extra=NOT_BITS)
     temperature: float = Field(default=1.0, ge=0, le=100, description="0 = greedy", json_schema_extra=NOT_BITS)
     top_p: float = Field(default=1.0, gt=0, le=1, description="as rollout.top_p", json_schema_extra=NOT_BITS)
@@ -290,7 +292,7 @@ def _conflicts(config: Config) -> list[tuple[str, str]]:
         (
             0 < config.eval.temperature < _SMALLEST_TEMPERATURE,
             "eval.temperature",
-            f"{config.eval.temperature} overflows the logits; set it to 0 (greedy) or to {_SMALLEST_TEMPERATURE} or more",
+            f"{config.eval.temperature} overflows the logits; set it to 0 (greedy) or {_SMALLEST_TEMPERATURE} or more",
         ),
         (
             any("\ufffd" in text for text in rollout.stop),

@@ -25,7 +25,7 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of a file; none if it is missing. What a killed process left half-written is skipped.
 
     Raises:
-        UsageError: a whole line is no JSON object with a step, by file and line.
+        UsageError: a whole line is no JSON object, by file and line.
     """
     try:
         lines = path.open("rb")
@@ -39,9 +39,22 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
                 record = json.loads(line)
             except (ValueError, RecursionError):
                 record = None
-            if not isinstance(record, dict) or type(record.get("step")) is not int:
-                raise UsageError(f"{path}:{number}: is damaged, not a JSON object with a step; remove that line")
+            if not isinstance(record, dict):
+                raise UsageError(f"{path}:{number}: is damaged, not a JSON object; remove that line")
             yield record
+
+
+def read_steps(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (step, record) of a file whose records belong to steps.
+
+    Raises:
+        UsageError: as `read_records`, or a record has no step.
+    """
+    for number, record in enumerate(read_records(path), start=1):
+        step = record.get("step")
+        if type(step) is not int:
+            raise UsageError(f"{path}:{number}: is damaged, it has no step; remove that line")
+        yield step, record
 
 
 def open_to_append(path: Path) -> IO[str]:
@@ -70,6 +83,6 @@ def drop_steps_from(path: Path, step: int) -> None:
 
     def write(temporary: Path) -> None:
         with temporary.open("w", encoding="ascii") as kept:
-            kept.writelines(to_line(record) for record in read_records(path) if record["step"] < step)
+            kept.writelines(to_line(record) for at, record in read_steps(path) if at < step)
 
     write_atomic(path, write)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from zerogap.errors import UsageError
-from zerogap.rl.records import open_to_append, read_records, to_line
+from zerogap.rl.records import open_to_append, read_steps, to_line
 from zerogap.rl.rewards import RewardJob, RewardOutcome, RewardPool
 
 
@@ -23,17 +23,17 @@ class RewardJournal:
             UsageError: a line of it is damaged.
         """
         self._outcomes: dict[tuple[str, int, int, int], tuple[str, RewardOutcome]] = {}
-        for record in read_records(path):
-            if record["step"] >= from_step:
+        for step, record in read_steps(path):
+            if step >= from_step:
                 try:
                     outcome = RewardOutcome(
                         record["kind"], float(record["value"]), record["seconds"], record["detail"], replayed=True
                     )
-                    key = (record["phase"], record["step"], record["prompt"], record["sample"])
+                    key = (record["phase"], step, record["prompt"], record["sample"])
                     self._outcomes[key] = (record["digest"], outcome)
                 except (KeyError, TypeError, ValueError):
                     raise UsageError(
-                        f"{path}: a line of step {record['step']} is damaged; remove it, and that reward is asked again"
+                        f"{path}: a line of step {step} is damaged; remove it, and that reward is asked again"
                     ) from None
         self._file = open_to_append(path)
 

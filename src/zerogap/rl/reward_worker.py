@@ -23,7 +23,6 @@ from typing import Any
 from zerogap.errors import UsageError
 from zerogap.rl.functions import describe, load_function
 
-
 _LARGEST = (2 - 2**-23) * 2.0**127  # of float32, which the loss computes in
 
 
