@@ -99,8 +99,10 @@ def run(arguments: list[str] | None = None) -> int:
     except (typer.Abort, KeyboardInterrupt):
         message("zerogap: interrupted")
         return int(ExitCode.USAGE)
-    except BrokenPipeError:
-        # The reader of our stdout went away (`| head`) before the verdict stood.
+    except SystemExit as ended:
+        # click and rich end the process with 1 when the reader of stdout has gone (`| head`); 1 would be a verdict.
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
         discard_stdout()
         return int(ExitCode.UNKNOWN)
     except OSError as error:

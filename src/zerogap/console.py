@@ -13,6 +13,8 @@ from typing import Any
 
 from rich.console import Console
 
+from zerogap.errors import UsageError
+
 # C0 and C1 controls except tab and newline, and the bidirectional overrides that reorder what a terminal shows.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
@@ -67,8 +69,19 @@ def finish_stdout() -> str | None:
 
 
 def print_json(schema: str, version: int, body: Mapping[str, Any]) -> None:
-    """Write one JSON object with sorted keys to stdout; non-finite numbers become strings, since JSON has none."""
-    print(json.dumps(finite({"schema": schema, "schema_version": version, **body}), sort_keys=True, allow_nan=False))
+    """Write one JSON object with sorted keys to stdout; non-finite numbers become strings, since JSON has none.
+
+    Raises:
+        UsageError: stdout cannot be written.
+    """
+    values = finite({"schema": schema, "schema_version": version, **body})
+    try:
+        print(json.dumps(values, sort_keys=True, allow_nan=False), flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        discard_stdout()
+        raise UsageError(f"stdout: cannot be written ({error.strerror}); give it a place that can") from None
 
 
 def finite(value: Any) -> Any:

@@ -115,35 +115,35 @@ class GuardedDisplay:
     """Another display, until stdout cannot be written (any more): the run is worth more than its table."""
 
     def __init__(self, display: Display) -> None:
-        self._display: Display = display
+        self.display: Display = display
 
     def note(self, text: str) -> None:
         """Show one line."""
         with self._guard():
-            self._display.note(text)
+            self.display.note(text)
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         """Show a step."""
         with self._guard():
-            self._display.step(step, values)
+            self.display.step(step, values)
 
     def __enter__(self) -> GuardedDisplay:
         with self._guard():
-            self._display.__enter__()
+            self.display.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._guard():
-            self._display.__exit__(kind, error, trace)
+            self.display.__exit__(kind, error, trace)
 
     @contextmanager
     def _guard(self) -> Iterator[None]:
         try:
             yield
         except (OSError, SystemExit) as error:  # rich ends the process when a pipe is closed
-            self._display = SilentDisplay()
+            self.display = SilentDisplay()
             discard_stdout()
             reason = "its reader has gone" if isinstance(error, BrokenPipeError | SystemExit) else str(error)
             message(f"zerogap: stdout cannot be written ({reason}); the run goes on without it")
