@@ -83,6 +83,7 @@ class Loop:
         self.totals = Totals()
         self.first_step = 0
         self.incident: Path | None = None
+        self.saving = _Clock()  # of the checkpoint after the step before
         if run.checkpoint is not None:
             state = run.checkpoint.state
             self.first_step = state.step
@@ -129,18 +130,20 @@ class Loop:
         values = _gap_metrics(trained.comparison) | _reward_metrics(outcomes) | _rollout_metrics(rollouts)
         values |= trained.metrics(config.train.updates_per_rollout)
         values["rollout/groups_without_variance"] = advantages.groups_without_variance
-        if not trained.stopped:
-            last = step + 1 == config.run.steps
-            if config.eval.every > 0 and (last or (step + 1) % config.eval.every == 0):
-                values |= self._evaluate(step + 1, clock)
-                self.totals.eval_last = values["eval/accuracy"]
-            if last or (config.run.checkpoint_every and (step + 1) % config.run.checkpoint_every == 0):
-                with clock.phase("time/checkpoint_s"):
-                    self._save(step + 1)
-        values |= clock.seconds | {"time/step_s": time.perf_counter() - began}
+        last = step + 1 == config.run.steps
+        if not trained.stopped and config.eval.every > 0 and (last or (step + 1) % config.eval.every == 0):
+            values |= self._evaluate(step + 1, clock)
+            self.totals.eval_last = values["eval/accuracy"]
+        values |= self.saving.seconds | clock.seconds | {"time/step_s": time.perf_counter() - began}
         values |= _rates(rollouts, sequences, trained, clock)
         self.writer.write(step, values)
         self.display.step(step, values)
+        # After the metrics: a step whose checkpoint stands is never done again, so its line must stand before.
+        self.saving = _Clock()
+        every = config.run.checkpoint_every
+        if not trained.stopped and (last or (every and (step + 1) % every == 0)):
+            with self.saving.phase("time/checkpoint_s"):
+                self._save(step + 1)
         return not trained.stopped
 
     def _train(self, step: int, sequences: list[TrainSequence]) -> _Trained:

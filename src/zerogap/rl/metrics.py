@@ -44,6 +44,7 @@ class MetricsWriter:
         assert not unknown, f"metrics without a definition: {unknown}"
         self._file.write(to_line({"step": step, **dict(sorted(values.items()))}))
         self._file.flush()
+        os.fsync(self._file.fileno())
         summary = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
         self._add_event(step=step, summary=summary)
 
