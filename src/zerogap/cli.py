@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 
 from zerogap import __version__, signals
 from zerogap.console import discard_stdout, finish_stdout, message, prepare_streams
-from zerogap.errors import ExitCode, ZerogapError
+from zerogap.errors import ExitCode, UsageError, ZerogapError
 
 app = typer.Typer(
     name="zerogap",
@@ -65,7 +66,11 @@ def train(
 
     prepare_environment()
     with signals.quitting():
-        from zerogap.rl.command import train_command
+        try:
+            from zerogap.rl.command import train_command
+        except ImportError as error:
+            reason = " ".join(str(error).split())
+            raise UsageError(f"cannot load what training needs ({reason}); pip install 'zerogap[train]'") from error
 
     with signals.unwinding():
         code = train_command(config, overrides or [], resume=resume, as_json=json)
@@ -75,7 +80,13 @@ def train(
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit the process with a documented code (see ``zerogap.errors.ExitCode``)."""
     prepare_streams()
-    code = run(arguments)
+    try:
+        code = run(arguments)
+    except Exception:
+        # A fault of ours: its place is worth showing, and 1, which the interpreter would give, is a verdict.
+        traceback.print_exc()
+        message("zerogap: this is a fault of zerogap, please report it; nothing was established")
+        code = int(ExitCode.UNKNOWN)
     signals.ignore()
     problem = finish_stdout()
     if problem is not None:

@@ -46,7 +46,14 @@ def prepare_environment() -> None:
     """Set what must stand in the environment before torch loads its OpenMP library.
 
     Idle OpenMP threads that spin ruin a shared machine, so they wait passively.
+
+    Raises:
+        UsageError: OMP_NUM_THREADS is no thread count, or the current folder was deleted (MKL does not load there).
     """
+    try:
+        os.getcwd()
+    except OSError:
+        raise UsageError("the current folder no longer exists; change into one that does") from None
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     count = str(thread_count())
     if not os.environ.get("OMP_NUM_THREADS", "").strip():

@@ -11,12 +11,17 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from small_run import QUICKSTART, arguments, error_line, leftovers, train, weights
 
-from zerogap.cli import run
+import zerogap.cli
+import zerogap.rl.command
+import zerogap.rl.loop
+import zerogap.signals
+from zerogap.cli import main, run
 from zerogap.models.hub import resolve_model
 from zerogap.rl.metrics import MetricsWriter
 from zerogap.rl.records import read_records
@@ -260,8 +265,6 @@ def test_two_runs_that_begin_at_once(
         capsys.readouterr()
         return set_up(config, resume)
 
-    import zerogap.rl.command
-
     set_up = zerogap.rl.command.set_up
     monkeypatch.setattr(zerogap.rl.command, "set_up", set_up_beside_another)
     monkeypatch.setattr(zerogap.rl.command, "holds_run", lambda folder: False)
@@ -428,10 +431,60 @@ def test_thread_counts_that_are_none(
     assert f"OMP_NUM_THREADS='{asked}'" in refused(tmp_path / "run", capsys)
 
 
+def test_current_folder_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert "the current folder no longer exists" in refused(tmp_path / "run", capsys)
+
+
 @pytest.mark.parametrize(("asked", "count"), [("3", 3), ("2,4", 2), (" 5 ", 5)])
 def test_thread_counts(monkeypatch: pytest.MonkeyPatch, asked: str, count: int) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", asked)
     assert thread_count() == count
+
+
+def test_limit_of_the_address_space(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + 2**28, hard))
+    try:
+        line = refused(tmp_path / "run", capsys, "engine.num_pages=100000")
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    assert "memory: the run needs" in line
+
+
+def test_memory_that_runs_out_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(zerogap.rl.loop, "accumulate", lambda *_: torch.empty(2**56))
+    assert train(tmp_path / "run") == 2
+    assert "the system gave no more" in error_line(capsys)
+
+
+def test_libraries_that_are_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "zerogap.rl.command", None)
+    assert "pip install 'zerogap[train]'" in refused(tmp_path / "run", capsys)
+
+
+def test_a_fault_of_ours_is_no_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object) -> None:
+        raise AssertionError("a fault")
+
+    monkeypatch.setattr(zerogap.rl.loop, "accumulate", fails)
+    monkeypatch.setattr(zerogap.signals, "ignore", lambda: None)
+    monkeypatch.setattr(zerogap.cli, "prepare_streams", lambda: None)
+    with pytest.raises(SystemExit) as ended:
+        main(arguments(tmp_path / "run"))
+    assert ended.value.code == 3
+    assert "AssertionError: a fault" in capsys.readouterr().err
 
 
 # A full disk.
@@ -470,7 +523,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
 # From the lock file over configuration, rewards, metrics, TensorBoard and samples to the parts of a checkpoint.
 @pytest.mark.parametrize(
     "pages",
-    [0, 2, 4, 5, 7, 20, 3000, *(pytest.param(p, marks=pytest.mark.slow) for p in (1, 3, 6, 9, 11, 13, 1000, 4000))],
+    [0, 4, 7, 3000, *(pytest.param(p, marks=pytest.mark.slow) for p in (1, 2, 3, 5, 6, 9, 11, 13, 20, 1000, 4000))],
 )
 def test_full_disk(disk: Path, capsys: pytest.CaptureFixture[str], whole: list[bytes], pages: int) -> None:
     ballast, folder = fill(disk, pages), disk / "run"

@@ -25,7 +25,7 @@ import zerogap.rl.setup
 import zerogap.trainer.checkpoint
 from zerogap.rl.records import read_records
 
-STEPS = 4
+STEPS = 3
 
 
 @pytest.fixture(autouse=True)

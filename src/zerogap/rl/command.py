@@ -43,6 +43,14 @@ def train_command(config_path: Path, overrides: Sequence[str], resume: str | Non
         if holds_run(folder):
             raise UsageError(f"interrupted; what {folder} holds is whole, continue it with --resume auto") from None
         raise UsageError("interrupted before the run began; nothing was written") from None
+    except (MemoryError, RuntimeError) as error:
+        # torch has no exception of its own for it. Past the estimate it takes another process or a limit of the system.
+        if isinstance(error, RuntimeError) and "can't allocate memory" not in str(error):
+            raise
+        raise UsageError(
+            "memory: the system gave no more; lower engine.kv_bytes (or engine.num_pages) or "
+            f"train.tokens_per_micro_batch, or end other programs; {folder}, if it was begun, is whole"
+        ) from error
     if as_json:
         values = {**outcome.totals.summary(), "run_dir": str(folder), "stopped_by_gate": outcome.stopped}
         values["incident"] = None if outcome.incident is None else str(outcome.incident)
