@@ -43,7 +43,7 @@ def test_the_seeds_range(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     code, verdict = answer(capsys, log(tmp_path / "high.log", [0.03, 0.0301, 0.0299]), *SEED)
     assert (code, verdict["status"]) == (1, "out-of-range")
     assert "0.0136 to 0.0164" in verdict["summary"]
-    assert "seed-000" in verdict["summary"]
+    assert "miles-gb10-lab" in verdict["summary"]
     code, verdict = answer(capsys, log(tmp_path / "zero.log", [0.0] * 5), *SEED)
     assert code == 1
     assert verdict["classes"] == ["metric-broken"]

@@ -212,3 +212,10 @@ def test_a_recorder_writes_what_the_command_reads(tmp_path: Path, capsys: pytest
     assert run(["gap", str(tmp_path / "gap.parquet"), "--json"]) == 0
     (series,) = json.loads(capsys.readouterr().out)["sources"][0]["series"]
     assert series["steps"] == [2, 3, 4, 5]
+
+
+def test_the_reference_page_is_up_to_date() -> None:
+    from zerogap.gap.pages import reference_page
+
+    page = Path(__file__).parents[2] / "docs" / "gap-reference.md"
+    assert page.read_text(encoding="utf-8") == reference_page(), "run scripts/make_gap_page.py"

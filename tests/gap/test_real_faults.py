@@ -36,7 +36,12 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("name", list(bench.FAULTS))
+SHORT = ("none", "stale weights", "top-p without replay", "prefix cache kept over updates")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.slow) for name in bench.FAULTS]
+)
 def test_the_fault_is_found_from_the_run_folder(name: str, tmp_path: Path) -> None:
     _, _, wanted = bench.FAULTS[name]
     verdict = bench.verdict_of(name, tmp_path / "run", steps=4)

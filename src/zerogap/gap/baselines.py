@@ -55,8 +55,13 @@ def baselines() -> list[Baseline]:
     Raises:
         UsageError: the user's file is damaged.
     """
-    published = resources.files("zerogap.gap").joinpath("baselines.toml").read_text(encoding="utf-8")
-    return [*_saved(), *(_parse(entry) for entry in tomllib.loads(published)["baseline"])]
+    return [*_saved(), *published()]
+
+
+def published() -> list[Baseline]:
+    """Return the ranges that come with the package."""
+    text = resources.files("zerogap.gap").joinpath("baselines.toml").read_text(encoding="utf-8")
+    return [_parse(entry) for entry in tomllib.loads(text)["baseline"]]
 
 
 def _saved() -> list[Baseline]:

@@ -10,8 +10,6 @@ import numpy as np
 from zerogap.gap.facts import Facts
 from zerogap.gap.table import Array, GapTable, Kind, classify, sequence_starts
 
-DEFAULT_FLOOR = 0.035  # nats; mean abs(d) of bf16 against fp32, the worst healthy numerics measured (design section 8)
-
 
 @dataclass
 class Context:
