@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,7 @@ def _or_notes(source: Path, mapping: dict[str, str]) -> Loaded:
             raise
         facts = read_facts(source)
         loaded = Loaded(str(source), "notes", stated=facts)
-        if judge(loaded, Options()).status == "unknown" and not judge(loaded, Options()).findings:
+        if not judge(loaded, Options()).findings and not (_is_note(source) and facts.known()):
             raise
         loaded.notes.append("read as notes: no table, metrics or log lines were found in it")
         return loaded
@@ -123,6 +124,16 @@ def _or_notes(source: Path, mapping: dict[str, str]) -> Loaded:
 
 
 _NOTES_BYTES = 4096  # a log of a run is longer than that; a note about one is not
+
+
+def _is_note(source: Path) -> bool:
+    """Whether a file is prose with facts rather than a configuration that was named by mistake."""
+    try:
+        text = source.read_text(encoding="utf-8", errors="replace")
+        tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return not text.lstrip().startswith("{")
+    return False
 
 
 def _small(source: Path) -> bool:

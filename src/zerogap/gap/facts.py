@@ -18,6 +18,13 @@ from typing import Any
 from zerogap.errors import UsageError
 
 _LIMIT = 1 << 20
+# Names that the rules look at; a text without any of them is no note about a gap.
+_KNOWN = re.compile(
+    r"(?:^|_)(?:gap|abs_diff|logps?|logprobs?|logprob_mode|mode|checksum|sync|adapter|lora|bucket|success|ids|retracted|"
+    r"left_pad|cached_tokens|mismatch_count|cap|mask_sum|ladder|pipeline|prefill_prefill|vocab(?:_size)?|identical_prompts|"
+    r"rope\w*|rl_on_policy_target|model_profiles|old_new|cos|max_diff|temperature|top_p|top_k|min_p|tie_word_embeddings|"
+    r"after_merge|seq|generation_config|positions?|mean|true_on_policy)(?:$|_)"
+)
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _PAIR = re.compile(
     r"(?P<key>[A-Za-z_][\w.|/-]*(?:\([^()]*\))?)\s*[=~]\s*"
@@ -79,6 +86,11 @@ class Facts:
                     self.sides[side][name.removeprefix(f"{side}_")] = value
             if not isinstance(value, dict | list):
                 self.text += f"\n{key}={value}"
+
+    def known(self) -> bool:
+        """Whether a note states anything that the diagnoses look at."""
+        words = r"checksum|retract|adapter|lora|update_weights|\bsuccess\b|\bsync\b|\bengine\s*:|\btrainer\s*:"
+        return any(_KNOWN.search(name) for name in self.values) or self.search(words) is not None
 
     def absorb(self, other: Facts) -> None:
         """Take everything another set states; it wins."""

@@ -261,10 +261,15 @@ def _conclude(verdict: Verdict, contract: bool, options: Options) -> None:
         verdict.summary = f"{faults[0].code}: {faults[0].cause.title}"
         return
     if series is None and verdict.numbers is None:
-        fine = [f for f in verdict.findings if f.name in ("weights-differ/sync-ok", "weights-differ/tied-head-benign")]
-        verdict.status = "healthy" if fine and not unknown else "unknown"
+        names = {f.name for f in verdict.findings}
+        if names & {"weights-differ/sync-ok", "weights-differ/tied-head-benign"} and not unknown:
+            verdict.status = "healthy"
+        elif "zero/bit-equal" in names and not unknown:
+            verdict.status = "zero"
         first = verdict.findings[0] if verdict.findings else None
-        verdict.summary = f"{first.code}: {first.cause.title}" if first else "nothing that can be judged was found"
+        verdict.summary = (
+            f"{first.code}: {first.cause.title}" if first else "what is stated holds no known fault and no gap to judge"
+        )
         return
     if verdict.value is None:
         verdict.summary = unknown[0].cause.title if unknown else "no finite value of the gap"

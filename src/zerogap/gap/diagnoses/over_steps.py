@@ -95,6 +95,8 @@ def _dead_steps(series: Series, rows: Array, values: Array, *, contract: bool) -
     zero = np.flatnonzero(values == 0.0)
     if not len(zero) or len(zero) == len(values):
         return []
+    if zero[-1] == len(zero) - 1:
+        return []  # zero at first only: the sync, said elsewhere
     steps = [int(series.steps[rows[i]]) for i in zero]
     return [
         Finding(
@@ -136,7 +138,8 @@ def _shape(series: Series, rows: Array, values: Array, quantity: str) -> list[Fi
     if len(values) < 2:
         return []
     if values[0] == 0.0:
-        return [f for f in _zero_then_not(series, rows, values) if values[1:].min() > 0]
+        first = int(np.flatnonzero(values > 0)[0])
+        return _zero_then_not(series, rows, values) if values[first:].min() > 0 else []
     jump = _jump(series, rows, values, quantity)
     if jump:
         return jump

@@ -115,7 +115,9 @@ def contract_numbers(f: Facts) -> Finding | None:
         largest = f.number("max_absdiff_fp32", "max_absdiff", "max") or 0.0
         if count:
             return size_class(largest * count / tokens, largest, int(count), int(tokens))
-        return None
+        return Finding("zero/bit-equal", 0.9, f"0 of {tokens:g} tokens differ")
+    if claims_contract(f) and mean == 0 and largest == 0:
+        return Finding("zero/bit-equal", 0.8, "mean 0 and max 0 under a contract")
     if not claims_contract(f) or largest is None or mean is None or not largest:
         return None
     return size_class(mean, largest, None, None)
