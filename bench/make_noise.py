@@ -161,7 +161,7 @@ def save(columns: dict[str, list[np.ndarray]]) -> None:
     pq.write_table(
         table, OUT, compression="zstd", compression_level=19,
         use_dictionary=[name for name in table.column_names if name not in numbers],
-        column_encoding={name: "BYTE_STREAM_SPLIT" for name in numbers},
+        column_encoding=dict.fromkeys(numbers, "BYTE_STREAM_SPLIT"),
     )  # fmt: skip
     print(OUT, table.num_rows)
 

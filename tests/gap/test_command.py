@@ -64,7 +64,7 @@ def test_every_finding_has_what_the_design_asks_for(tmp_path: Path, capsys: pyte
         (["{log}", "--plot", "x.pdf"], ".svg or .png"),
         (["{log}", "--plot", "no-folder/x.svg"], "does not exist"),
         (["{log}", "--save-table", "t.parquet"], "per-token log-probs"),
-        (["{log}", "{log}", "--follow"], "exactly one log"),
+        (["{log}", "{log}", "--follow"], "exactly one log or run folder"),
         (["--facts", "nothing.toml"], "cannot be read"),
         (["save-baseline", "{log}"], "save-baseline RUN NAME"),
     ],

@@ -10,7 +10,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from zerogap.gap import compare, fit_temperature
+from zerogap.gap import compare, fit_temperature, kept_mass
 from zerogap.gap.diagnoses.base import LEVELS, causes
 from zerogap.gap.diagnoses.statistics import rank_correlation, rank_sum_z
 
@@ -142,3 +142,20 @@ def test_ranks_share_ties() -> None:
     assert rank_correlation(np.array([1, 2, 3, 4]), np.array([2, 4, 6, 8])) == pytest.approx(1.0)
     assert rank_correlation(np.ones(5), np.arange(5)) == 0.0
     assert abs(rank_sum_z(np.array([1.0, 2, 3]), np.array([1.0, 2, 3]))) < 1e-9
+
+
+def test_kept_mass_from_ids_and_from_a_mask_agree_with_the_engine() -> None:
+    rng = np.random.default_rng(4)
+    logits = softmax_rows(rng, 200)
+    order = np.argsort(-logits, axis=1)[:, :5]
+    mask = np.zeros(logits.shape, dtype=bool)
+    np.put_along_axis(mask, order, True, axis=1)
+    mass = kept_mass(logits, list(order), 0.7)
+    assert mass == pytest.approx(kept_mass(logits, mask, 0.7))
+    ids = order[:, 1]
+    full = logprob(logits, ids, 0.7)
+    engine = full - np.log(mass)
+    report = compare(engine, full, kept_mass=mass)
+    assert report.numbers.numerics_mean_abs < 1e-6
+    both = compare(engine, full, logprob_engine_unfiltered=full)
+    assert "SAMPLER_TRUNCATION" in {f.code for f in both.verdict.findings}

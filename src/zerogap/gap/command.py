@@ -160,11 +160,15 @@ def gap_command(
                            noise_floor=noise_floor, facts=facts, settings=settings, only=only)  # fmt: skip
     paths = [Path(source) for source in sources]
     if follow_log:
-        if len(paths) != 1 or paths[0].is_dir():
-            raise UsageError("--follow: name exactly one log file")
-        if not paths[0].exists():
-            raise UsageError(f"{paths[0]}: no such file; start the run first")
-        return follow(paths[0], options, seconds=idle_seconds, contract=is_on(contract))
+        if len(paths) != 1:
+            raise UsageError("--follow: name exactly one log or run folder")
+        ours = paths[0] / "metrics.jsonl"
+        log = ours if paths[0].is_dir() else paths[0]
+        if not log.is_file():
+            raise UsageError(f"{log}: no such file; name a log or a run folder of `zerogap train`")
+        return follow(
+            log, options, seconds=idle_seconds, contract=is_on(contract) or (log is ours and contract is None)
+        )
     loaded = read_all(paths, parse_map(mapping), options)
     verdicts = [judge(item, options) for item in loaded]
     comparisons = _comparisons(verdicts)

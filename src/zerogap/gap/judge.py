@@ -27,6 +27,7 @@ from zerogap.gap.diagnoses.stated import diagnose_facts
 from zerogap.gap.facts import NUMBER, Facts, is_on
 from zerogap.gap.metrics import Numbers, Profile
 from zerogap.gap.readers import Loaded
+from zerogap.gap.redact import redacted
 from zerogap.gap.series import Series
 from zerogap.gap.table import GapTable
 
@@ -187,7 +188,7 @@ def _from_hit(hit: Any) -> Finding:
     groups = ", ".join(g for g in hit.groups if g)
     cause = causes()[hit.finding]
     observed = f"line {hit.line_number} of the log: {cause.code}" + (f" ({groups})" if groups else "")
-    return Finding(hit.finding, 0.9, observed, {}, (hit.line.strip()[:200],))
+    return Finding(hit.finding, 0.9, observed, {}, (redacted(hit.line.strip())[:200],))
 
 
 def _ranked(found: list[Finding]) -> list[Finding]:

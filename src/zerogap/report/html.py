@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import json
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -25,17 +24,13 @@ from zerogap.gap.judge import Verdict
 from zerogap.gap.metrics import Numbers
 from zerogap.gap.readers import Loaded
 from zerogap.gap.readers.loaded import Rollout
+from zerogap.gap.redact import redacted
 from zerogap.gap.series import Series
 from zerogap.report import plots
 from zerogap.report.tokens import shade, token_texts
 
 ROLLOUTS, ROLLOUT_TOKENS = 12, 600
 _TEXT_LIMIT = 20_000
-_SECRET = re.compile(
-    r"(?i)((?:api[_-]?key|token|secret|password|passwd|credential|authorization)[\w-]*[\"']?\s*[:=]\s*)"
-    r"(\"[^\"]*\"|'[^']*'|\S+)"
-)
-_SECRET_WORD = re.compile(r"\b(?:hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_-]{8,}|gh[pousr]_[A-Za-z0-9]{8,}|AKIA[A-Z0-9]{12,})")
 
 
 @dataclass(frozen=True)
@@ -44,11 +39,6 @@ class Image:
 
     source: str
     text: str
-
-
-def redacted(text: str) -> str:
-    """Return text with the values of secrets replaced."""
-    return _SECRET_WORD.sub("[redacted]", _SECRET.sub(r"\1[redacted]", text))
 
 
 def build(verdict: Verdict, loaded: Loaded) -> str:

@@ -17,6 +17,7 @@ POSITION_GROWTH = 2.0  # last / first third of positions, for tokens of equal pr
 CONTEXT_TOKENS = 4  # tokens that open a response
 CONTEXT_DECAY = 3.5  # their mean against the last third, for tokens of equal probability
 CP_SHARE = 0.7  # of the outliers at slice borders
+LEFT_PAD_RANK = 0.7  # rank correlation of padding and gap over sequences
 LEFT_PAD_Z = 3.0  # standard errors of the rank sum, padded rows against bare ones
 
 
@@ -162,7 +163,7 @@ def _left_pad(c: Context) -> list[Finding]:
         return []
     ratio = float(means[padded].mean() / max(means[bare].mean(), 1e-9))
     few = len(pad) < 8
-    apart = rank >= 0.9 if few else rank_sum_z(means[padded], means[bare]) > LEFT_PAD_Z
+    apart = rank >= (0.9 if few else LEFT_PAD_RANK) or rank_sum_z(means[padded], means[bare]) > LEFT_PAD_Z
     if ratio < (5.0 if few else 2.5) or not apart or means[padded].mean() < 0.02:
         return []
     return [

@@ -9,6 +9,7 @@ tokens drawn from the engine's distribution, E[exp(d)] is the trainer's mass on 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -32,7 +33,7 @@ def diagnose_sampler(c: Context) -> list[Finding]:
     """Return what the signs and slopes of d say about the sampler."""
     if len(c.rows) < 4:
         return []
-    if c.table.has("kept_mass"):
+    if c.table.has("kept_mass") or c.table.has("logprob_engine_unfiltered"):
         exact = _exact(c)
         if exact:
             return exact
@@ -41,7 +42,11 @@ def diagnose_sampler(c: Context) -> list[Finding]:
 
 def _exact(c: Context) -> list[Finding]:
     """Kept masses are known: say how much of the gap is the sampler's."""
-    mass = c.table.columns["kept_mass"][c.rows].astype(np.float64)
+    if c.table.has("kept_mass"):
+        mass = c.table.columns["kept_mass"][c.rows].astype(np.float64)
+    else:
+        # The engine's own kept mass: what filtering added to the token's log-prob.
+        mass = np.exp(c.table.columns["logprob_engine_unfiltered"][c.rows].astype(np.float64) - c.engine)
     known = (mass > 0) & (mass <= 1.001)
     if not known.any():
         return []
@@ -201,6 +206,36 @@ def _penalty(c: Context) -> list[Finding]:
             c.worst(3, again),
         )
     ]
+
+
+def kept_mass(logits_NV: Array, kept: Sequence[Array] | Array, temperature: float = 1.0) -> Array:
+    """Return the trainer's probability of each token's kept set, for the table's ``kept_mass`` column.
+
+    Args:
+        logits_NV: the trainer's raw logits of N tokens over the vocabulary.
+        kept: a bool mask [N, V], or for each token the ids that the engine's sampler kept.
+        temperature: the engine's.
+
+    Returns:
+        float64 [N], 0..1.
+
+    Raises:
+        UsageError: the shapes do not match.
+    """
+    logits = np.asarray(logits_NV, dtype=np.float64) / temperature
+    if logits.ndim != 2 or len(kept) != len(logits):
+        raise UsageError(f"kept_mass: {len(kept)} kept sets for logits of shape {logits.shape}")
+    mask = (
+        np.asarray(kept) if isinstance(kept, np.ndarray) and kept.dtype == bool else np.zeros(logits.shape, dtype=bool)
+    )
+    if mask.shape != logits.shape:
+        raise UsageError(f"kept_mass: a mask of shape {mask.shape} for logits of shape {logits.shape}")
+    if not (isinstance(kept, np.ndarray) and kept.dtype == bool):
+        for row, ids in enumerate(kept):
+            mask[row, np.asarray(ids, dtype=np.int64)] = True
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    result: Array = (weights * mask).sum(axis=1) / weights.sum(axis=1)
+    return result
 
 
 def fit_temperature(
