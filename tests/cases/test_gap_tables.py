@@ -68,8 +68,8 @@ def test_r055_tokens_before_a_retraction(place: Found) -> None:
 def test_r059_other_ids_for_the_same_text(place: Found) -> None:
     record = sample(0, 0.5, 2, engine_token_id=[258, 385], token_id=[15339, 99])
     assert "index 0" in codes(*place, [record])["RETOKENIZED"]
-    shorter = {"sample": 0, "engine_ids": [258, 385, 7], "trainer_ids": [15339, 7], "rollout_log_probs": [-1.0, -2.0, -0.1],
-               "log_probs": [-1.0, -2.0, -0.1]}  # fmt: skip
+    shorter = {"sample": 0, "engine_ids": [258, 385, 7], "trainer_ids": [15339, 7],
+               "rollout_log_probs": [-1.0, -2.0, -0.1], "log_probs": [-1.0, -2.0, -0.1]}  # fmt: skip
     assert "index 0" in codes(*place, [shorter])["RETOKENIZED"]
 
 
