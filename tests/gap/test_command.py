@@ -82,6 +82,22 @@ def test_wrong_input_is_one_line_that_says_what_to_do(
     assert set(tmp_path.iterdir()) == before
 
 
+def test_a_table_with_one_side_says_which_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "one.jsonl"
+    path.write_text('{"sample": 0, "rollout_log_probs": [-1.0, -2.0]}\n', encoding="utf-8")
+    assert run(["gap", str(path)]) == 3
+    assert "--map logprob_trainer=NAME" in capsys.readouterr().out
+
+
+def test_a_web_page_and_a_map_for_a_log_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "a.html"
+    page.write_text("<!doctype html><p>step 0: gap: 0.0</p>", encoding="utf-8")
+    assert run(["gap", str(page)]) == 2
+    assert "a web page" in capsys.readouterr().err
+    assert run(["gap", log(tmp_path / "a.log", [0.01, 0.01]), "--map", "logprob_engine=x"]) == 2
+    assert "without columns" in capsys.readouterr().err
+
+
 def test_two_runs_are_compared_and_the_step_where_they_part_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from zerogap.errors import UsageError
 from zerogap.gap.judge import Options, Verdict, judge
-from zerogap.gap.metrics import Numbers
+from zerogap.gap.numbers import Numbers
 from zerogap.gap.readers.loaded import Loaded, add_tables
 from zerogap.gap.readers.records import write_table
 from zerogap.gap.series import series_of_steps

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,18 +12,19 @@ from zerogap.gap.baselines import Baseline, outside, pick
 from zerogap.gap.diagnoses.base import LEVELS, Finding, causes
 from zerogap.gap.diagnoses.broken import diagnose_outliers, diagnose_values
 from zerogap.gap.diagnoses.context import Context
+from zerogap.gap.diagnoses.contract import contract_findings
 from zerogap.gap.diagnoses.inputs import diagnose_inputs
 from zerogap.gap.diagnoses.numerics import (
     ELEVATED,
-    contract_findings,
     diagnose_elevated,
     diagnose_numerics,
 )
 from zerogap.gap.diagnoses.over_steps import diagnose_series
 from zerogap.gap.diagnoses.sampler import diagnose_sampler
 from zerogap.gap.diagnoses.stated import diagnose_facts
-from zerogap.gap.facts import NUMBER, Facts, is_on
-from zerogap.gap.metrics import Numbers, Profile
+from zerogap.gap.facts import Facts, is_on
+from zerogap.gap.from_facts import add_stated
+from zerogap.gap.numbers import Numbers, Profile
 from zerogap.gap.readers import Loaded
 from zerogap.gap.redact import redacted
 from zerogap.gap.series import Series
@@ -126,7 +125,7 @@ def judge(loaded: Loaded, options: Options) -> Verdict:
     stated = options.contract or facts.first("contract")
     contract = (is_on(stated) if stated is not None else False) or is_on(facts.first("true_on_policy"))
     if not loaded.series and not loaded.has_tokens and loaded.table is None:
-        _from_facts(loaded, facts)
+        add_stated(loaded, facts)
     verdict = Verdict(
         loaded.label, loaded.kind, series=loaded.series, notes=list(loaded.notes), facts=dict(facts.values)
     )
@@ -142,12 +141,29 @@ def judge(loaded: Loaded, options: Options) -> Verdict:
     found += _contradicted(loaded)
     found += diagnose_facts(facts)
     found += [_from_hit(hit) for hit in _distinct(loaded.hits)]
+    lacking = _lacking(loaded)
+    if lacking:
+        verdict.notes.append(lacking)
     verdict.findings = _ranked(found)
     if options.only:
         verdict.findings = [f for f in verdict.findings if options.only in (f.name, f.group, f.code)]
     _range(verdict, loaded, options, contract)
     _conclude(verdict, contract, options)
+    if lacking and verdict.status == "unknown":
+        verdict.summary = lacking
     return verdict
+
+
+def _lacking(loaded: Loaded) -> str:
+    """Say which side's log-probs are missing from a table."""
+    if loaded.table is None or loaded.table.has("logprob_engine", "logprob_trainer") or loaded.kind == "notes":
+        return ""
+    there, missing = ("engine", "trainer") if loaded.table.has("logprob_engine") else ("trainer", "engine")
+    return (
+        f"only the {there}'s log-probs are in it; name the {missing}'s column with --map logprob_{missing}=NAME, "
+        f"or give "
+        "a source with both"
+    )
 
 
 def _bits(numbers: Numbers, contract: bool) -> list[Finding]:
@@ -342,48 +358,3 @@ def _conclude_range(
     verdict.summary = f"{where}: in the range {baseline.text()}"
     if verdict.outside_steps:
         verdict.notes.append(f"{len(verdict.outside_steps)} steps lie a little outside the range")
-
-
-def _from_facts(loaded: Loaded, facts: Facts) -> None:
-    """Make a small table or series of what notes state: lists of log-probs, or a gap at a few steps."""
-    sides = {}
-    for side, names in (("engine", ("rollout", "engine", "logprobs", "rollout_logprobs", "engine_logprobs",
-                                    "engine_logps", "logprobs_engine", "logprob_engine")),
-                        ("trainer", ("trainer", "trainer_logprobs", "trainer_logps", "logprobs_trainer",
-                                     "logprob_trainer", "train"))):  # fmt: skip
-        value = facts.first(*names)
-        if isinstance(value, list) and len(value) >= 2 and all(v is None or isinstance(v, int | float) for v in value):
-            sides[side] = value
-    if not sides and (found := facts.search(r"->\s*\[([^\]]+)\]")) and "null" in found.group(1):
-        facts.add_text(f"logprobs=[{found.group(1)}]")
-        sides["engine"] = facts.first("logprobs")
-    if sides:
-        _small_table(loaded, sides)
-        return
-    steps = re.findall(rf"step\s*(\d+)\s+(?:\w+\s+)?(?:abs_)?(?:diff|gap)\s*[=:]\s*({NUMBER})", facts.text)
-    if len(steps) >= 2:
-        from zerogap.gap.series import SeriesBuilder
-
-        builder = SeriesBuilder("facts")
-        for step, value in steps:
-            builder.add("", int(step), {"gap": float(value)})
-        loaded.series = builder.build(loaded.label)
-        return
-    gap = facts.number("gap", "abs_diff", "mean_abs_diff")
-    if gap is not None and gap > 0:
-        loaded.series = [Series(loaded.label, np.zeros(1, dtype=np.int64), {"abs_mean": np.array([gap])},
-                                {"abs_mean": "gap"})]  # fmt: skip
-
-
-def _small_table(loaded: Loaded, sides: Mapping[str, list[Any]]) -> None:
-    from zerogap.gap.readers.loaded import add_tables
-    from zerogap.gap.readers.records import RecordTable
-
-    if len({len(v) for v in sides.values()}) > 1:
-        loaded.notes.append(f"log-prob lists of different length: { {k: len(v) for k, v in sides.items()} }")
-        return
-    records = RecordTable(loaded.label, {})
-    records.add({f"logprob_{side}": list(values) for side, values in sides.items()}, loaded.label)
-    made = records.build()
-    if made is not None:
-        add_tables([made], len(made), loaded)

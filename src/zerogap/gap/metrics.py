@@ -10,11 +10,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
+from zerogap.gap.numbers import Numbers, Profile, StepNumbers
 from zerogap.gap.table import Array, GapTable, Kind, classify, sequence_starts
 
 EXACT_LIMIT = 2_000_000
@@ -24,71 +25,6 @@ _EXP_LIMIT = 20.0  # log-ratios are clamped before exp, as trainers do; the shar
 _POSITION_BINS = 32  # 0, 1, 2-3, 4-7, ...
 PROBABILITY_EDGES = (0.0, 0.1, 0.5, 0.9, 0.99, 1.0)
 _SHIFT = 16  # float32 words are binned by their upper 16 bits: 128 bins per power of two
-
-
-@dataclass
-class Profile:
-    """Mean abs(d) over groups of tokens, such as by position: label -> (tokens, mean abs(d), signed mean)."""
-
-    name: str
-    rows: list[tuple[str, int, float, float]] = field(default_factory=list)
-
-
-@dataclass
-class Numbers:
-    """What is known about the gap of a set of tokens. ``d = logprob_trainer - logprob_engine``, in nats."""
-
-    tokens: int = 0
-    masked_out: int = 0
-    compared: int = 0
-    missing: dict[str, dict[str, int]] = field(default_factory=dict)
-    mean_abs: float = math.nan
-    max_abs: float = math.nan
-    mean_signed: float = math.nan
-    std: float = math.nan
-    different: int = 0
-    different_share: float = math.nan
-    quantiles: dict[str, float] = field(default_factory=dict)
-    share_over_0_1: float = math.nan
-    k1: float = math.nan
-    k2: float = math.nan
-    k3: float = math.nan
-    k3_clamped: float = math.nan
-    ratio_mean: float = math.nan
-    ratio_min: float = math.nan
-    ratio_max: float = math.nan
-    ess_share: float = math.nan
-    clip_low_share: float = math.nan
-    clip_high_share: float = math.nan
-    exp_clamped: int = 0
-    sequences: int = 0
-    sequence_mean_abs: float = math.nan
-    sequence_log_ratio_mean: float = math.nan
-    sequence_log_ratio_min: float = math.nan
-    sequence_log_ratio_max: float = math.nan
-    sampler_part: float = math.nan
-    numerics_part: float = math.nan
-    numerics_mean_abs: float = math.nan
-    kept_mass_mean: float = math.nan
-    kept_mass_tokens: int = 0
-    quantiles_exact: bool = True
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return asdict(self)
-
-
-@dataclass
-class StepNumbers:
-    """The numbers of one step of one run."""
-
-    tokens: int = 0
-    compared: int = 0
-    sum_abs: float = 0.0
-    sum_signed: float = 0.0
-    max_abs: float = 0.0
-    different: int = 0
-    sum_ratio: float = 0.0
 
 
 class Accumulator:
@@ -111,6 +47,11 @@ class Accumulator:
         self._kept = np.zeros(4)
         self.steps: dict[tuple[str, int], StepNumbers] = {}
         self.boundary_nulls = 0
+
+    @property
+    def tokens(self) -> int:
+        """Rows counted so far, compared or not."""
+        return self._n.tokens
 
     def add(self, table: GapTable) -> None:
         """Count the rows of ``table`` (in sequence order; it needs both log-prob columns)."""

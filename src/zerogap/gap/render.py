@@ -12,8 +12,8 @@ from zerogap.console import printable
 from zerogap.gap.baselines import Baseline
 from zerogap.gap.compare import Comparison
 from zerogap.gap.judge import Verdict
-from zerogap.gap.metrics import Numbers
 from zerogap.gap.names import metrics
+from zerogap.gap.numbers import Numbers
 
 _STYLES = {"zero": "green", "healthy": "green", "out-of-range": "red", "fault": "red", "unknown": "yellow",
            "warn": "yellow", "note": "cyan", "info": "cyan"}  # fmt: skip

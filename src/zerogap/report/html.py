@@ -21,7 +21,7 @@ from zerogap import __version__
 from zerogap.console import printable
 from zerogap.gap.diagnoses.context import Context
 from zerogap.gap.judge import Verdict
-from zerogap.gap.metrics import Numbers
+from zerogap.gap.numbers import Numbers
 from zerogap.gap.readers import Loaded
 from zerogap.gap.readers.loaded import Rollout
 from zerogap.gap.redact import redacted

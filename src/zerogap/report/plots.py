@@ -17,7 +17,7 @@ from zerogap.errors import UsageError
 from zerogap.files import write_atomic
 from zerogap.gap.diagnoses.context import Context
 from zerogap.gap.judge import Verdict
-from zerogap.gap.metrics import Profile
+from zerogap.gap.numbers import Profile
 from zerogap.gap.readers import Loaded
 from zerogap.gap.series import Series
 

@@ -107,7 +107,7 @@ def retraction(f: Facts) -> Finding | None:
 
 def contract_numbers(f: Facts) -> Finding | None:
     """A non-zero gap under a contract."""
-    from zerogap.gap.diagnoses.numerics import size_class
+    from zerogap.gap.diagnoses.contract import size_class
 
     mean, largest = f.number("mean", "abs_diff", "mean_abs_diff"), f.number("max", "max_abs_diff", "max_diff")
     count, tokens = f.number("mismatch_count"), f.number("token_count")

@@ -43,6 +43,8 @@ def load(source: Path, mapping: Mapping[str, str] | None = None, label: str | No
         load_folder(source, mapping or {}, loaded)
     else:
         load_file(source, mapping or {}, loaded)
+    if mapping and loaded.table is None:
+        raise UsageError(f"--map: {source} is a {loaded.kind or 'source'} without columns of tokens; leave --map out")
     if loaded.has_tokens:
         made = series_of_steps(loaded.accumulator.steps, loaded.label, str(source))
         _merge_series(loaded, made)

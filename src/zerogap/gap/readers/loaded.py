@@ -64,7 +64,7 @@ class Loaded:
     @property
     def has_tokens(self) -> bool:
         """Whether rows with both log-probs were read."""
-        return self.accumulator._n.tokens > 0
+        return self.accumulator.tokens > 0
 
 
 class _Sampler:

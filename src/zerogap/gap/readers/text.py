@@ -31,6 +31,8 @@ def load_text(path: Path, mapping: Mapping[str, str], loaded: Loaded) -> None:
     first = next((line.strip() for line in head if line.strip()), b"")
     if not first:
         raise UsageError(f"{path}: no text in it; check that the run wrote to it")
+    if (first[:1] == b"<" and first[1:2].isalpha()) or first[:2] == b"<!":
+        raise UsageError(f"{path}: a web page, not a log; name the run or log that it was made from")
     everything = _chain(head, source)
     if first[:1] in b"{[":
         whole = _whole_json(path, first)
@@ -149,7 +151,7 @@ def _load_records(found: Iterable[Any], path: Path, mapping: Mapping[str, str], 
     if tables:
         loaded.kind = loaded.kind or "token records"
         add_tables(tables, sum(map(len, tables)), loaded)
-    loaded.kind = loaded.kind or "metrics"
+    loaded.kind = loaded.kind or "metrics file"
     take(builder, loaded, path)
 
 
@@ -214,7 +216,7 @@ def _load_csv(source: Iterable[bytes], path: Path, mapping: Mapping[str, str], l
         if made is not None:
             add_tables([made], len(made), loaded)
         return
-    loaded.kind = loaded.kind or "metrics (CSV)"
+    loaded.kind = loaded.kind or "CSV file of metrics"
     labels = {name: run_label(name) for name in header}
     runs = {name: label for name, label in labels.items() if label}
     builders = {label: SeriesBuilder(str(path)) for label in runs.values()} or {"": SeriesBuilder(str(path))}
