@@ -8,6 +8,7 @@ variables, what stands inside ``if``) gives a hidden piece, never a guess. No te
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,18 +65,19 @@ class Script:
     sources: int = 0
 
 
-def read_script(text: str, name: str, folder: Path | None = None) -> Script:
+def read_script(text: str, name: str, folder: Path | None = None, arguments: Sequence[Word] = ()) -> Script:
     """Read a script.
 
     Args:
         text: the script.
         name: what to call it in errors.
         folder: the folder it lies in, for ``source`` and the usual SCRIPT_DIR line; None when it lies nowhere.
+        arguments: what the script is called with.
 
     Raises:
         UsageError: NUL bytes, an unclosed quote or bracket, or a size beyond the limits.
     """
-    reader = _Reader(text, name, folder, {}, Script(), 0)
+    reader = _Reader(text, name, folder, {"@": list(arguments)}, Script(), 0)
     reader.run()
     return reader.script
 
