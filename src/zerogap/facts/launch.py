@@ -302,7 +302,7 @@ def _engine_unknown(why: str) -> dict[str, str]:
 
 
 def _server_groups(body: object, where: str) -> Facts:
-    """Return the overrides of a ``--sglang-config`` file, for the models that are trained; unequal groups stand side by side."""
+    """Return a ``--sglang-config`` file's overrides for the trained models; unequal groups stand side by side."""
     models = body.get("sglang") if isinstance(body, dict) else None
     if not isinstance(models, list):
         return Facts({}, _engine_unknown(f"{where}: that file has no `sglang:` list of models"))

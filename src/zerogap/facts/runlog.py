@@ -1,4 +1,4 @@
-"""What a run's log says it resolved: commands after ``EXEC:``, SGLang's ServerArgs, vLLM's engine arguments, known errors."""
+"""What a run's log says: commands after ``EXEC:``, SGLang's and vLLM's resolved arguments, known error lines."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _SERVER_ARGS = re.compile(r"\bserver_args=ServerArgs\(")
 _VLLM_ARGS = re.compile(r"\bnon-default args: (\{.*)$")
 _VLLM_ENGINE = re.compile(r"\bInitializing a V\d LLM engine \(v?([^)\s]{1,80})\) with config: (.*)$")
 _MARKER = re.compile(
-    r"server_args=ServerArgs\(|non-default args: \{|Initializing a V\d LLM engine \(|^(?:\([^()\n]{1,200}\) )?(?:\[[^\]\n]{1,80}\] )?"
-    r"(?:\S{1,80}:\d+ - )?EXEC: ",
+    r"server_args=ServerArgs\(|non-default args: \{|Initializing a V\d LLM engine \("
+    r"|^(?:\([^()\n]{1,200}\) )?(?:\[[^\]\n]{1,80}\] )?(?:\S{1,80}:\d+ - )?EXEC: ",
     re.MULTILINE,
 )
 

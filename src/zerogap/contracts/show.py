@@ -1,0 +1,199 @@
+"""A report as text for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from zerogap.console import printable
+from zerogap.contracts.contract import Contract
+from zerogap.contracts.report import Report
+from zerogap.contracts.rules import Verdict
+from zerogap.contracts.verdict import Finding, Judgement
+from zerogap.facts.fact import Facts, show
+
+_STYLE = {Verdict.YES: "green", Verdict.NO: "bold red", Verdict.UNKNOWN: "yellow"}
+_ENDS = {
+    Verdict.YES: "holds",
+    Verdict.NO: "does not hold",
+    Verdict.UNKNOWN: "unknown: something needed could not be established",
+}
+
+
+def print_report(report: Report, console: Console, *, explain: bool = False) -> None:
+    """Print a report.
+
+    Args:
+        report: the report.
+        console: where to.
+        explain: show what holds, too, with evidence and sources.
+    """
+    _line(console, _machine(report.facts), "bold")
+    for note in report.notes:
+        _line(console, f"note: {note}")
+    if len(report.judgements) > 1:
+        console.print(_overview(report))
+    shown = [item for item in report.judgements if explain or item.contract.name in report.decisive]
+    for judgement in shown:
+        _judgement(judgement, console, explain)
+    told = {finding.id for item in shown for finding in item.findings}
+    for fault in report.faults:
+        if fault.id not in told or explain:
+            _finding(fault, console, explain)
+    if report.compared is not None:
+        _differences(report, console)
+    if report.assumed:
+        _line(console, f"assumed: {', '.join(_assumed(report))}", "yellow")
+    console.print()
+    names = (" and " if report.every else " or ").join(report.decisive)
+    _line(console, f"{_ENDS[report.verdict]} (exit {int(report.exit_code)}): {names}", _STYLE[report.verdict])
+
+
+def _assumed(report: Report) -> Iterable[str]:
+    return (f"{name} = {show(report.facts[name].value)}" for name in report.assumed if name in report.facts)
+
+
+def _machine(facts: Facts) -> str:
+    parts = []
+    for role in ("engine", "trainer"):
+        name = facts.get(f"gpu.{role}.name")
+        if name is None:
+            parts.append(f"{role}: GPU unknown")
+            continue
+        capability = facts.get(f"gpu.{role}.capability")
+        gfx = facts.get(f"gpu.{role}.gfx")
+        extra = [show(fact.value) for fact in (capability, gfx) if fact and show(fact.value) != "absent"]
+        count = facts.get(f"gpu.{role}.count")
+        many = f"{show(count.value)} x " if count and isinstance(count.value, int) and count.value > 1 else ""
+        mark = " (planned)" if name.assumed else ""
+        parts.append(f"{many}{show(name.value)}{f' ({chr(44).join(extra)})' if extra else ''}{mark}")
+    machine = parts[0] if parts[0] == parts[1] else f"engine {parts[0]}, trainer {parts[1]}"
+    model = facts.get("model.name")
+    return f"machine: {machine}; model: {show(model.value) if model else 'none given'}"
+
+
+def _overview(report: Report) -> Table:
+    table = Table(box=None, pad_edge=False, show_edge=False)
+    for title in ("contract", "promise", "verdict", "why"):
+        table.add_column(title, overflow="fold")
+    for judgement in report.judgements:
+        table.add_row(
+            judgement.contract.name,
+            judgement.contract.promise,
+            Text(str(judgement.verdict), style=_STYLE[judgement.verdict]),
+            _inert(_why(judgement)),
+        )
+    return table
+
+
+def _why(judgement: Judgement) -> str:
+    """One line: the first thing that is not met, or the first facts that are missing."""
+    broken = [finding for finding in judgement.findings if finding.verdict is Verdict.NO and finding.level == "require"]
+    if broken:
+        more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
+        return (broken[0].says or broken[0].observed) + more
+    if judgement.missing:
+        names = judgement.missing
+        return "unknown: " + ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    return next((f.says for f in judgement.findings if f.verdict is Verdict.UNKNOWN and f.says), "")
+
+
+def _judgement(judgement: Judgement, console: Console, explain: bool) -> None:
+    contract = judgement.contract
+    console.print()
+    _line(
+        console,
+        f"{contract.name} ({contract.promise}, as of {contract.as_of}): {judgement.verdict}",
+        _STYLE[judgement.verdict],
+    )
+    if explain:
+        _line(console, f"  {contract.summary}")
+    for finding in judgement.findings:
+        if explain or finding.verdict is not Verdict.YES:
+            _finding(finding, console, explain)
+    if judgement.verdict is Verdict.NO and contract.instead:
+        _line(console, f"  {contract.instead}")
+    if judgement.verdict is not Verdict.YES and judgement.offers:
+        _offers(judgement, console, explain)
+
+
+def _offers(judgement: Judgement, console: Console, explain: bool) -> None:
+    kept = [offer for offer in judgement.offers if offer.verdict is not Verdict.NO]
+    if kept:
+        _line(console, "  instead, in this order:")
+    for offer in kept:
+        missing = f"; still unknown: {', '.join(offer.missing[:6])}" if offer.missing else ""
+        _line(console, f"    {offer.contract} ({offer.promise}; {offer.verdict}): {offer.says}{missing}")
+    for offer in judgement.offers:
+        if explain and offer.verdict is Verdict.NO:
+            _line(console, f"    not {offer.contract}: {offer.because}")
+
+
+def _finding(finding: Finding, console: Console, explain: bool) -> None:
+    warning = finding.level == "warn"
+    mark = {Verdict.YES: "yes", Verdict.NO: "warn" if warning else "no", Verdict.UNKNOWN: "unknown"}[finding.verdict]
+    style = "yellow" if warning else _STYLE[finding.verdict]
+    _line(console, f"  {mark:<7} {finding.id}: {finding.what}", style)
+    rows = [("expected", finding.expected), ("observed", _observed(finding)), ("because", finding.says)]
+    rows += [("prints", finding.prints)] if finding.prints else []
+    rows += [("missing", f"{name}: {how}") for name, how in finding.missing.items()]
+    rows += [("do", finding.hint)]
+    if explain or finding.verdict is Verdict.NO:
+        rows += (
+            [("read in", "; ".join(f"{name}: {fact.source}" for name, fact in finding.evidence.items()))]
+            if explain
+            else []
+        )
+        rows += [("source", finding.source)]
+    rows += [("recheck", finding.recheck)] if explain else []
+    for name, text in rows:
+        if text:
+            _line(console, f"          {name + ':':<10}{text}", indent=20)
+
+
+def _observed(finding: Finding) -> str:
+    marked = finding.observed
+    if finding.assumed:
+        marked += f" (assumed: {', '.join(finding.assumed)})"
+    return marked
+
+
+def _differences(report: Report, console: Console) -> None:
+    console.print()
+    if not report.differences:
+        _line(console, f"against the log: {report.compared} settings compared, none differs")
+    for difference in report.differences:
+        text = f"{difference.fact} was planned as {difference.planned} and resolved as {difference.resolved}"
+        _line(console, f"against the log: {text} ({difference.where})", "bold red")
+
+
+def _inert(text: str) -> str:
+    return printable(text).replace("\n", " ")
+
+
+def _line(console: Console, text: str, style: str = "", indent: int = 0) -> None:
+    """Print one line; long ones wrap under their own beginning on a terminal and stay whole when piped."""
+    words = Text(_inert(text), style=style)
+    if indent and console.is_terminal:
+        lead = text[:indent]
+        grid = Table.grid()
+        grid.add_column(width=indent, no_wrap=True)
+        grid.add_column(overflow="fold")
+        grid.add_row(_inert(lead), _inert(text[indent:]))
+        console.print(grid)
+    else:
+        console.print(Padding(words, 0) if console.is_terminal else words, soft_wrap=not console.is_terminal)
+
+
+def print_contracts(contracts: Iterable[Contract], console: Console) -> None:
+    """Print the list of contracts."""
+    table = Table(box=None, pad_edge=False, show_edge=False)
+    for title in ("contract", "promise", "as of", "requirements", "what"):
+        table.add_column(title, overflow="fold")
+    for contract in contracts:
+        table.add_row(contract.name, contract.promise, contract.as_of, str(len(contract.requirements)), contract.title)
+    console.print(table)
