@@ -33,7 +33,7 @@ class Options:
     contracts: Path | None = None
     against: Path | None = None
     collect: bool = False
-    list: bool = False
+    show_list: bool = False
     explain: bool = False
     json: bool = False
 
@@ -53,7 +53,7 @@ def check_command(options: Options) -> int:
     """Run the command and return the exit code."""
     if options.collect:
         return _collect(options)
-    if options.list:
+    if options.show_list:
         return _list(options)
     if options.launch is not None and options.command:
         raise UsageError("give the launch once: --launch FILE, or the command after --")

@@ -36,20 +36,28 @@ def print_report(report: Report, console: Console, *, explain: bool = False) -> 
     for note in report.notes:
         _line(console, f"note: {note}")
     if len(report.judgements) > 1:
-        console.print(_overview(report))
-    shown = [item for item in report.judgements if explain or item.contract.name in report.decisive]
+        _overview(report, console)
+    # Without a contract that was named or asked for, the overview is the answer and details are a word away.
+    shown = [item for item in report.judgements if explain or (report.every and item.contract.name in report.decisive)]
     for judgement in shown:
         _judgement(judgement, console, explain)
     told = {finding.id for item in shown for finding in item.findings}
-    for fault in report.faults:
-        if fault.id not in told or explain:
-            _finding(fault, console, explain)
+    faults = [fault for fault in report.faults if explain or fault.id not in told]
+    if faults:
+        console.print()
+        _line(console, "known faults that are there:", "bold")
+    for fault in faults:
+        _finding(fault, console, explain)
     if report.compared is not None:
         _differences(report, console)
+    _missing(report, console)
     if report.assumed:
+        console.print()
         _line(console, f"assumed: {', '.join(_assumed(report))}", "yellow")
     console.print()
-    names = (" and " if report.every else " or ").join(report.decisive)
+    if not shown and report.judgements:
+        _line(console, "details of one: zerogap check --contract NAME; of all: --explain")
+    names = (" and " if report.every else " or ").join(report.decisive) or "nothing that was asked about is there"
     _line(console, f"{_ENDS[report.verdict]} (exit {int(report.exit_code)}): {names}", _STYLE[report.verdict])
 
 
@@ -76,18 +84,38 @@ def _machine(facts: Facts) -> str:
     return f"machine: {machine}; model: {show(model.value) if model else 'none given'}"
 
 
-def _overview(report: Report) -> Table:
-    table = Table(box=None, pad_edge=False, show_edge=False)
-    for title in ("contract", "promise", "verdict", "why"):
-        table.add_column(title, overflow="fold")
+def _overview(report: Report, console: Console) -> None:
+    console.print()
+    rows = [(item.contract.name, item.contract.promise, item.verdict, _why(item)) for item in report.judgements]
+    if console.is_terminal:
+        table = Table(box=None, pad_edge=False, show_edge=False)
+        for title in ("contract", "promise", "verdict", "why"):
+            table.add_column(title, overflow="fold", no_wrap=title != "why")
+        for name, promise, verdict, why in rows:
+            table.add_row(name, promise, Text(str(verdict), style=_STYLE[verdict]), _inert(why))
+        console.print(table)
+        return
+    _line(console, f"{'contract':<32}{'promise':<15}{'verdict':<9}why")
+    for name, promise, verdict, why in rows:
+        _line(console, f"{name:<32}{promise:<15}{verdict!s:<9}{why}")
+
+
+def _missing(report: Report, console: Console) -> None:
+    """Tell, once for each way of learning it, which facts would settle what is unknown."""
+    by_way: dict[str, list[str]] = {}
     for judgement in report.judgements:
-        table.add_row(
-            judgement.contract.name,
-            judgement.contract.promise,
-            Text(str(judgement.verdict), style=_STYLE[judgement.verdict]),
-            _inert(_why(judgement)),
-        )
-    return table
+        if judgement.contract.name in report.decisive and judgement.verdict is Verdict.UNKNOWN:
+            for finding in judgement.findings:
+                for name, how in finding.missing.items():
+                    names = by_way.setdefault(how.replace(f"{name}=", "NAME="), [])
+                    if name not in names:
+                        names.append(name)
+    if by_way:
+        console.print()
+        _line(console, "missing facts:", "bold")
+    for how, names in by_way.items():
+        _line(console, f"  {', '.join(names)}")
+        _line(console, f"          {how}")
 
 
 def _why(judgement: Judgement) -> str:
@@ -112,9 +140,13 @@ def _judgement(judgement: Judgement, console: Console, explain: bool) -> None:
     )
     if explain:
         _line(console, f"  {contract.summary}")
-    for finding in judgement.findings:
-        if explain or finding.verdict is not Verdict.YES:
+    order = {Verdict.NO: 0, Verdict.UNKNOWN: 1, Verdict.YES: 2}
+    for finding in sorted(judgement.findings, key=lambda item: (item.level == "warn", order[item.verdict])):
+        if explain or finding.verdict is Verdict.NO:
             _finding(finding, console, explain)
+        elif finding.verdict is Verdict.UNKNOWN:
+            _line(console, f"  unknown {finding.id}: {finding.what}", _STYLE[finding.verdict])
+            _line(console, f"          {_open(finding)}", indent=10)
     if judgement.verdict is Verdict.NO and contract.instead:
         _line(console, f"  {contract.instead}")
     if judgement.verdict is not Verdict.YES and judgement.offers:
@@ -155,6 +187,11 @@ def _finding(finding: Finding, console: Console, explain: bool) -> None:
             _line(console, f"          {name + ':':<10}{text}", indent=20)
 
 
+def _open(finding: Finding) -> str:
+    parts = [f"needs {', '.join(finding.missing)}"] if finding.missing else []
+    return "; ".join([*parts, *(text for text in (finding.says, finding.hint) if text)])
+
+
 def _observed(finding: Finding) -> str:
     marked = finding.observed
     if finding.assumed:
@@ -191,9 +228,13 @@ def _line(console: Console, text: str, style: str = "", indent: int = 0) -> None
 
 def print_contracts(contracts: Iterable[Contract], console: Console) -> None:
     """Print the list of contracts."""
+    if not console.is_terminal:
+        for contract in contracts:
+            _line(console, f"{contract.name:<32}{contract.promise:<15}{contract.as_of:<12}{contract.title}")
+        return
     table = Table(box=None, pad_edge=False, show_edge=False)
-    for title in ("contract", "promise", "as of", "requirements", "what"):
+    for title in ("contract", "promise", "as of", "what"):
         table.add_column(title, overflow="fold")
     for contract in contracts:
-        table.add_row(contract.name, contract.promise, contract.as_of, str(len(contract.requirements)), contract.title)
+        table.add_row(contract.name, contract.promise, contract.as_of, contract.title)
     console.print(table)

@@ -17,7 +17,7 @@ from zerogap.facts.fact import ABSENT, Fact, Facts, describe, show
 _LEARN = {
     "gpu": "run on the machine itself, or plan one: --gpu H200",
     "host": "run on the machine itself, or give --facts FILE",
-    "software": "give --python VENV/bin/python, --facts FILE, --stack NAME, or --assume {name}=VERSION",
+    "software": "give --python VENV/bin/python, --facts FILE, --stack NAME (a known set), or --assume {name}=VALUE",
     "model": "give --model FOLDER_OR_NAME, or --assume {name}=VALUE",
     "env": "set it in the launch (--launch FILE), or --assume {name}=VALUE",
     "certificate": "measure it: zerogap certify",
@@ -166,8 +166,8 @@ def judge(contract: Contract, facts: Facts, known_faults: Sequence[Fault] = (), 
         known_faults: faults; one that is there and breaks this contract is one more requirement that is not met.
         fixes: whether to look for changes that would meet what is not met.
     """
-    findings = [_version(version, facts) for version in contract.versions]
-    findings += [finding for item in contract.requirements if (finding := _requirement(item, facts))]
+    findings = [finding for item in contract.requirements if (finding := _requirement(item, facts))]
+    findings += [_version(version, facts) for version in contract.versions]
     findings += [
         _fault(fault, facts) for fault in known_faults if contract.name in fault.breaks and is_there(fault, facts)
     ]
@@ -259,7 +259,7 @@ def _expected(item: Requirement) -> str:
 
 def _observed(conditions: Iterable[Condition], facts: Facts) -> str:
     names = dict.fromkeys(name for condition in conditions for name in condition.names)
-    return ", ".join(f"{name} = {show(facts[name].value) if name in facts else 'unknown'}" for name in names)
+    return ", ".join(f"{name} = {_shown(name, facts[name]) if name in facts else 'unknown'}" for name in names)
 
 
 def _version(wanted: VersionRange, facts: Facts) -> Finding:
@@ -318,6 +318,12 @@ def fault_findings(known_faults: Iterable[Fault], facts: Facts) -> tuple[Finding
     return tuple(_fault(fault, facts) for fault in known_faults if is_there(fault, facts))
 
 
+def _shown(name: str, fact: Fact) -> str:
+    if fact.value == ABSENT:
+        return "not installed" if name.startswith("software.") else "none"
+    return show(fact.value)
+
+
 _FIELD = re.compile(r"\{([a-z_]+\.[\w.]+)(:source)?\}")
 
 
@@ -328,7 +334,7 @@ def fill(text: str, facts: Facts) -> str:
         if found[1] not in facts:
             return f"unknown {describe(found[1]).what}"
         fact = facts[found[1]]
-        return fact.source if found[2] else show(fact.value)
+        return fact.source if found[2] else _shown(found[1], fact)
 
     return _FIELD.sub(value, text)
 
