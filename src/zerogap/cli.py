@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -24,7 +24,7 @@ app = typer.Typer(
 )
 
 # Newer typer carries its own copy of click, so the class is reached through typer's public one.
-_ClickError = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+_ClickError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout and nothing else there.")]
 
@@ -134,7 +134,7 @@ def run(arguments: list[str] | None = None) -> int:
         message(f"zerogap: error: {error}")
         return int(error.exit_code)
     except _ClickError as error:
-        text = error.format_message()  # type: ignore[attr-defined]
+        text = error.format_message()
         message(text if not (arguments or sys.argv[1:]) else f"zerogap: error: {text}")
         return int(ExitCode.USAGE)
     except (typer.Abort, KeyboardInterrupt):

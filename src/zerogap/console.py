@@ -32,14 +32,15 @@ def printable(text: str) -> str:
 
 def print_json(schema: str, version: int, body: Mapping[str, Any]) -> None:
     """Write one JSON object with sorted keys to stdout; non-finite numbers become strings, since JSON has none."""
-    print(json.dumps(_finite({"schema": schema, "schema_version": version, **body}), sort_keys=True, allow_nan=False))
+    print(json.dumps(finite({"schema": schema, "schema_version": version, **body}), sort_keys=True, allow_nan=False))
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Return ``value`` with NaN and infinities as the texts ``nan``, ``inf`` and ``-inf``, at any depth."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value

@@ -31,7 +31,11 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
 
 def write_text_atomic(path: Path, text: str) -> None:
     """Write UTF-8 ``text`` to ``path``, whole or not at all."""
-    write_atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))  # type: ignore[arg-type,return-value]
+
+    def write(temporary: Path) -> None:
+        temporary.write_text(text, encoding="utf-8")
+
+    write_atomic(path, write)
 
 
 def fsync(path: Path) -> None:

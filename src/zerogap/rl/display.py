@@ -1,0 +1,187 @@
+"""What a person sees of a run: a live table on a terminal, aligned lines when piped, nothing with ``--json``."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Protocol
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from zerogap.console import out, printable
+
+_ROWS = 12  # newest steps in the live table
+
+
+@dataclass(frozen=True)
+class _Column:
+    title: str
+    width: int
+    cell: Callable[[Mapping[str, float]], str]
+
+
+def _number(name: str, form: str) -> Callable[[Mapping[str, float]], str]:
+    return lambda values: "" if name not in values else format(values[name], form)
+
+
+def _gap(name: str) -> Callable[[Mapping[str, float]], str]:
+    # An exact zero is the point of the table, so it must not look like a small number rounded.
+    return lambda values: "" if name not in values else ("0" if values[name] == 0 else f"{values[name]:.3g}")
+
+
+_COLUMNS = (
+    _Column("step", 5, _number("step", ".0f")),
+    _Column("compared", 9, _number("gap/tokens_compared", ",.0f")),
+    _Column("different", 9, _number("gap/tokens_different", ",.0f")),
+    _Column("gap max", 9, _gap("gap/max")),
+    _Column("gap mean", 9, _gap("gap/mean")),
+    _Column("reward", 7, _number("reward/mean", ".3f")),
+    _Column("accuracy", 8, _number("eval/accuracy", ".3f")),
+    _Column("entropy", 7, _number("train/entropy", ".3f")),
+    _Column("length", 6, _number("rollout/response_length/mean", ".1f")),
+    _Column("tok/s", 7, _number("perf/generated_tokens_per_s", ",.0f")),
+    _Column("step s", 6, _number("time/step_s", ".1f")),
+)
+
+
+class Display(Protocol):
+    """Shows a run; a context manager."""
+
+    def note(self, text: str) -> None:
+        """Show one line of text, which may hold what a model wrote."""
+        ...
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        """Show the metrics of one finished step (names as in docs/metrics.md)."""
+        ...
+
+    def __enter__(self) -> Display: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def make_display(total_steps: int, as_json: bool, console: Console | None = None) -> Display:
+    """Return the display that fits where stdout goes.
+
+    Args:
+        total_steps: steps of the whole run, for the time left.
+        as_json: stdout belongs to one JSON object, so nothing is shown.
+        console: where to; None = stdout.
+    """
+    if as_json:
+        return SilentDisplay()
+    console = out() if console is None else console
+    return LiveDisplay(console, total_steps) if console.is_terminal else PlainDisplay(console, total_steps)
+
+
+def time_left(seconds: float) -> str:
+    """Return a duration as ``45s``, ``3m05s`` or ``2h07m``."""
+    if not math.isfinite(seconds):
+        return "?"
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+class SilentDisplay:
+    """Shows nothing."""
+
+    def note(self, text: str) -> None:
+        """Drop the line."""
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        """Drop the step."""
+
+    def __enter__(self) -> SilentDisplay:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+
+@dataclass
+class _Pace:
+    """Time left, from the newest steps' durations."""
+
+    total_steps: int
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=20))
+
+    def left(self, step: int, values: Mapping[str, float]) -> str:
+        self.seconds.append(values.get("time/step_s", math.nan))
+        return time_left(sum(self.seconds) / len(self.seconds) * (self.total_steps - step - 1))
+
+
+class PlainDisplay:
+    """One aligned line per step under a heading, for pipes and log files."""
+
+    def __init__(self, console: Console, total_steps: int) -> None:
+        self._console = console
+        self._pace = _Pace(total_steps)
+        self._headed = False
+
+    def note(self, text: str) -> None:
+        """Print one line."""
+        self._line(printable(text))
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        """Print the step's line, after a heading the first time."""
+        if not self._headed:
+            self._line("  ".join(column.title.rjust(column.width) for column in _COLUMNS) + "  left")
+            self._headed = True
+        cells = (column.cell({**values, "step": step}).rjust(column.width) for column in _COLUMNS)
+        self._line("  ".join(cells) + f"  {self._pace.left(step, values)}")
+
+    def __enter__(self) -> PlainDisplay:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def _line(self, text: str) -> None:
+        self._console.print(Text(text), soft_wrap=True)
+        self._console.file.flush()
+
+
+class LiveDisplay:
+    """A table of the newest steps that is redrawn in place."""
+
+    def __init__(self, console: Console, total_steps: int) -> None:
+        self._live = Live(console=console, auto_refresh=False, transient=False)
+        self._pace = _Pace(total_steps)
+        self._total = total_steps
+        self._rows: deque[list[str]] = deque(maxlen=_ROWS)
+        self._accuracy: float | None = None
+
+    def note(self, text: str) -> None:
+        """Print one line above the table."""
+        self._live.console.print(Text(printable(text)))
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        """Add the step's row; the caption has the newest accuracy and the time left."""
+        self._rows.append([column.cell({**values, "step": step}) for column in _COLUMNS])
+        self._accuracy = values.get("eval/accuracy", self._accuracy)
+        accuracy = "" if self._accuracy is None else f" · held-out accuracy {self._accuracy:.3f}"
+        caption = f"step {step + 1} of {self._total}{accuracy} · {self._pace.left(step, values)} left"
+        table = Table(caption=caption, header_style="bold")
+        for column in _COLUMNS:
+            table.add_column(column.title, justify="right", min_width=min(column.width, 5), no_wrap=True)
+        for row in self._rows:
+            table.add_row(*(Text(cell) for cell in row))
+        self._live.update(table, refresh=True)
+
+    def __enter__(self) -> LiveDisplay:
+        self._live.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._live.stop()
