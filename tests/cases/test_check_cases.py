@@ -319,7 +319,12 @@ def test_r082_matrix_equals_the_golden_file() -> None:
                 ],
                 contracts=SGLANG,
             )  # fmt: skip
-            own = [finding for item in report.judgements for finding in item.findings if "on-this-gpu" in finding.id or finding.id == "fa3-kernel"]
+            own = [
+                finding
+                for item in report.judgements
+                for finding in item.findings
+                if "on-this-gpu" in finding.id or finding.id == "fa3-kernel"
+            ]
             verdicts = {finding.verdict for finding in own}
             table.setdefault(capability, {})[backend] = next(
                 str(verdict) for verdict in (Verdict.NO, Verdict.UNKNOWN, Verdict.YES) if verdict in verdicts
@@ -328,7 +333,33 @@ def test_r082_matrix_equals_the_golden_file() -> None:
 
 
 def test_every_report_of_the_two_areas_has_a_case() -> None:
-    wanted = {f"R{number:03d}" for number in (68, 69, 70, 71, 72, 74, 75, 76, 77, 82, 85, 106, 107, 108, 110, 112, 113, 114, 117, 118, 119, 123)}
+    wanted = {
+        f"R{number:03d}"
+        for number in (
+            68,
+            69,
+            70,
+            71,
+            72,
+            74,
+            75,
+            76,
+            77,
+            82,
+            85,
+            106,
+            107,
+            108,
+            110,
+            112,
+            113,
+            114,
+            117,
+            118,
+            119,
+            123,
+        )
+    }
     assert wanted == set(CASES) | {"R082"}
     assert set(OUT_OF_REACH) <= wanted
     assert show(("a",)) == "a"

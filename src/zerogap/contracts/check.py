@@ -114,7 +114,9 @@ def report(
     chosen = [by_name[name] for name in dict.fromkeys(wanted)] if wanted else list(every)
     known_faults = faults()
     judgements = [verdict.judge(contract, facts, known_faults) for contract in chosen]
-    found = verdict.fault_findings(known_faults, facts)
+    names = {contract.name for contract in chosen}
+    matter = [fault for fault in known_faults if fault.status == "warn" or names & set(fault.breaks)]
+    found = verdict.fault_findings(matter, facts)
     if only is not None:
         judgements, found = _only(only, judgements, found, every)
         # A single finding decides by itself; a warning that is there does not hold either.

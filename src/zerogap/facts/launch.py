@@ -13,7 +13,7 @@ from zerogap.facts import runlog
 from zerogap.facts.fact import EachOf, Fact, Facts, Value
 from zerogap.facts.pairs import json_object, parse_yaml, read_yaml, yaml_settings
 from zerogap.facts.shell import Command, read_script
-from zerogap.facts.shellwords import HIDDEN, SCRIPT_LIMIT, Word
+from zerogap.facts.shellwords import HIDDEN, SCRIPT_LIMIT, Budget, Word
 
 _NESTING = 4
 _TRAINERS = ("miles", "slime", "trl", "verl", "torchtitan", "zerogap")
@@ -45,6 +45,7 @@ class _Reading:
     name: str
     folder: Path | None
     found: list[_Found] = field(default_factory=list)
+    budget: Budget = field(default_factory=Budget)
 
 
 def read_launch(path: Path) -> Facts:
@@ -120,7 +121,7 @@ def _plain_snapshot(text: str) -> str:
 
 
 def _script(text: str, reading: _Reading, depth: int, arguments: Sequence[Word]) -> None:
-    script = read_script(text, reading.name, reading.folder, arguments)
+    script = read_script(text, reading.name, reading.folder, arguments, reading.budget)
     for command in script.commands:
         _command(command, script.exported, reading, depth)
 
@@ -219,8 +220,8 @@ def _file(word: Word, arguments: Sequence[Word], reading: _Reading, depth: int) 
     if HIDDEN in word.text or reading.folder is None:
         return
     path = reading.folder / word.text
-    if path.is_file() and path.stat().st_size <= SCRIPT_LIMIT:
-        inner = _Reading(path.name, path.resolve().parent, reading.found)
+    if reading.budget.may_read(path):
+        inner = _Reading(path.name, path.resolve().parent, reading.found, reading.budget)
         _script(path.read_text(encoding="utf-8", errors="replace"), inner, depth + 1, arguments)
 
 
@@ -361,7 +362,7 @@ def _from_log(text: str, name: str) -> Facts:
     log = runlog.read(text, name)
     reading = _Reading(name, None)
     for line, command in log.commands:
-        inner = _Reading(f"{name} line {line} (EXEC)", None, reading.found)
+        inner = _Reading(f"{name} line {line} (EXEC)", None, reading.found, reading.budget)
         _script(command, inner, 0, ())
     if not reading.found and not log.engines:
         raise UsageError(f"{name}: a log, but no line of it shows a launch command or an engine's arguments")

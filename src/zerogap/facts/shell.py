@@ -7,6 +7,7 @@ variables, what stands inside ``if``) gives a hidden piece, never a guess. No te
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,15 +20,16 @@ from zerogap.facts.shellwords import (
     NAME,
     SCRIPT_LIMIT,
     SPACE,
+    Budget,
     Piece,
     Variables,
     Word,
     WordReader,
 )
 
-_WORD_LIMIT = 200_000
 _VALUE_LIMIT = 256 * 1024
-_SOURCE_LIMIT = 64
+
+_NESTING = 8
 
 _BLANK = re.compile(r"(?:\s|\\\n)+")
 _ASSIGN = re.compile(r"([A-Za-z_]\w*)(\[[^\]\n]*\])?(\+?)=")
@@ -57,15 +59,15 @@ class Script:
     Attributes:
         commands: the simple commands in order.
         exported: variables given to the environment (``export A=1``).
-        sources: how many other files were read by ``source``.
     """
 
     commands: list[Command] = field(default_factory=list)
     exported: dict[str, Word] = field(default_factory=dict)
-    sources: int = 0
 
 
-def read_script(text: str, name: str, folder: Path | None = None, arguments: Sequence[Word] = ()) -> Script:
+def read_script(
+    text: str, name: str, folder: Path | None = None, arguments: Sequence[Word] = (), budget: Budget | None = None
+) -> Script:
     """Read a script.
 
     Args:
@@ -73,11 +75,12 @@ def read_script(text: str, name: str, folder: Path | None = None, arguments: Seq
         name: what to call it in errors.
         folder: the folder it lies in, for ``source`` and the usual SCRIPT_DIR line; None when it lies nowhere.
         arguments: what the script is called with.
+        budget: what may still be read; a new one by default.
 
     Raises:
         UsageError: NUL bytes, an unclosed quote or bracket, or a size beyond the limits.
     """
-    reader = _Reader(text, name, folder, {"@": list(arguments)}, Script(), 0)
+    reader = _Reader(text, name, folder, {"@": list(arguments)}, Script(), 0, budget or Budget())
     reader.run()
     return reader.script
 
@@ -86,11 +89,18 @@ class _Reader(WordReader):
     """Reads statements on top of words."""
 
     def __init__(
-        self, text: str, name: str, folder: Path | None, variables: Variables, script: Script, depth: int
+        self,
+        text: str,
+        name: str,
+        folder: Path | None,
+        variables: Variables,
+        script: Script,
+        depth: int,
+        budget: Budget,
     ) -> None:
         _refuse(text, name)
         super().__init__(text, name, folder, variables, depth)
-        self.script, self.branch, self.chained, self.count = script, 0, False, 0
+        self.script, self.budget, self.branch, self.chained = script, budget, 0, False
         self.heredocs: list[tuple[str, bool]] = []
 
     # -- statements
@@ -138,6 +148,7 @@ class _Reader(WordReader):
             if self.text.startswith("(", self.pos):
                 self._assign_array(name, append, line)
                 return
+            self.budget.spend(1, self.name, line)
             piece = self._value_word(line)
             env[name if not index else f"{name}["] = Word(piece.text, line, piece.hidden)
             if append:
@@ -158,23 +169,23 @@ class _Reader(WordReader):
                 self.script.exported[found[1]] = self._as_word(found[1], line)
             return
         fields = self._word(line)
-        self.count += len(fields)
-        if self.count > _WORD_LIMIT:
-            raise UsageError(f"{self.name} line {line}: more than {_WORD_LIMIT} words; this is no launch script")
+        self.budget.spend(len(fields) or 1, self.name, line)
         words.extend(fields)
 
     def _finish(self, words: list[Word], env: dict[str, Word], line: int) -> None:
         """Take in one simple command."""
         chained, self.chained = self.chained, False
-        while words and words[0].text in _PREFIXES:
-            head = words.pop(0).text
+        lead = 0
+        while lead < len(words) and words[lead].text in _PREFIXES:
+            head, lead = words[lead].text, lead + 1
             if head in _OPENERS:
                 self.branch += 1
-                if head in ("for", "select", "case") and words:
-                    self.variables[words[0].text] = Piece(HIDDEN, (f"loop variable {words[0].text}",))
-                    words.clear()
+                if head in ("for", "select", "case") and lead < len(words):
+                    self.variables[words[lead].text] = Piece(HIDDEN, (f"loop variable {words[lead].text}",))
+                    lead = len(words)
             elif head == "function":
                 return
+        words = words[lead:]
         if not words:
             for name, word in env.items():
                 piece = Piece(word.text, word.hidden)
@@ -216,6 +227,7 @@ class _Reader(WordReader):
 
     def _assign_array(self, name: str, append: bool, line: int) -> None:
         self.pos += 1
+        self.budget.spend(1, self.name, line)
         words: list[Word] = []
         while True:
             if found := _BLANK.match(self.text, self.pos):
@@ -233,11 +245,9 @@ class _Reader(WordReader):
                 self.pos += 1  # no array element; what a shell refuses cannot start a run
                 words.append(Word(HIDDEN, line, (f"the array {name}",), many=True))
             else:
+                before_count = len(words)
                 words.extend(self._word(self.line()))
-                if len(words) > _WORD_LIMIT:
-                    raise UsageError(
-                        f"{self.name} line {line}: an array of more than {_WORD_LIMIT} words; this is no launch script"
-                    )
+                self.budget.spend(len(words) - before_count or 1, self.name, line)
         before = self.variables.get(name)
         if append and isinstance(before, list):
             words = [*before, *words]
@@ -248,8 +258,6 @@ class _Reader(WordReader):
             if words != kept:
                 hidden = Word(HIDDEN, line, (f"the array {name}, changed under a condition in line {line}",), many=True)
                 words = [*kept, hidden] if append or kept else [hidden]
-        if len(words) > _WORD_LIMIT:
-            words = [Word(HIDDEN, line, (f"the array {name}",), many=True)]
         self.variables[name] = words
 
     def _as_word(self, name: str, line: int) -> Word:
@@ -269,17 +277,13 @@ class _Reader(WordReader):
         if _HARMLESS_SOURCE.search(word.text):
             return
         path = None if HIDDEN in word.text or self.folder is None else self.folder / word.text
-        if path is not None and self.depth < 8 and self.script.sources < _SOURCE_LIMIT:
-            self.script.sources += 1
-            try:
-                if path.is_file() and path.stat().st_size <= SCRIPT_LIMIT:
-                    text = path.read_text(encoding="utf-8", errors="replace")
-                    inner = _Reader(text, path.name, path.parent, self.variables, self.script, self.depth + 1)
-                    inner.branch = self.branch
-                    inner.run()
-                    return
-            except OSError:
-                pass
+        with contextlib.suppress(OSError):
+            if path is not None and self.depth < _NESTING and self.budget.may_read(path):
+                text = path.read_text(encoding="utf-8", errors="replace")
+                inner = _Reader(text, path.name, path.parent, self.variables, self.script, self.depth + 1, self.budget)
+                inner.branch = self.branch
+                inner.run()
+                return
         self._hide_all(f"source in line {word.line}, which was not read,")
 
     def _redirect(self) -> None:

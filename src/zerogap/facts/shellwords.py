@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from zerogap.errors import UsageError
@@ -50,14 +50,46 @@ class Piece:
 
 @dataclass
 class _Field:
-    """A word in the making."""
+    """A word in the making; its parts are joined once, since words may be long."""
 
-    text: str = ""
-    hidden: tuple[str, ...] = ()
+    parts: list[str] = field(default_factory=list)
+    hidden: list[str] = field(default_factory=list)
     many: bool = False
+
+    def add(self, text: str) -> None:
+        self.parts.append(text)
+
+    def word(self, line: int) -> Word:
+        return Word("".join(self.parts), line, tuple(dict.fromkeys(self.hidden)), self.many)
 
 
 Variables = dict[str, Piece | list[Word]]
+
+
+@dataclass
+class Budget:
+    """What one reading may take in altogether, over every file that a script names.
+
+    Attributes:
+        words: words of commands and arrays that are left.
+        files: other files that may still be read.
+    """
+
+    words: int = 50_000
+    files: int = 24
+
+    def spend(self, words: int, name: str, line: int) -> None:
+        """Take words off, or raise ``UsageError``: no launch script is that long."""
+        self.words -= words
+        if self.words < 0:
+            raise UsageError(f"{name} line {line}: more words than a launch script has; nothing was read")
+
+    def may_read(self, path: Path) -> bool:
+        """Whether another file may be read; it counts as read then."""
+        if self.files <= 0 or not path.is_file() or path.stat().st_size > SCRIPT_LIMIT:
+            return False
+        self.files -= 1
+        return True
 
 
 class WordReader:
@@ -99,7 +131,7 @@ class WordReader:
         begin = self.pos
         while self.pos < len(self.text):
             if found := _PLAIN.match(self.text, self.pos):
-                fields[-1].text += found[0]
+                fields[-1].add(found[0])
                 self.pos = found.end()
                 started = True
                 continue
@@ -108,10 +140,10 @@ class WordReader:
                 escaped = self.text[self.pos + 1 : self.pos + 2]
                 self.pos += 2
                 if escaped != "\n":
-                    fields[-1].text += escaped
+                    fields[-1].add(escaped)
                     started = True
             elif character == "'":
-                fields[-1].text += self._single(line)
+                fields[-1].add(self._single(line))
                 started = True
             elif character == '"':
                 started = self._double(fields, line) or started
@@ -129,7 +161,7 @@ class WordReader:
             return []
         if not started:
             return []
-        return [Word(field.text, line, tuple(dict.fromkeys(field.hidden)), field.many) for field in fields]
+        return [part.word(line) for part in fields]
 
     def _value_word(self, line: int) -> Piece:
         """Read the value of an assignment, which is not split into words."""
@@ -318,8 +350,8 @@ def _short(text: str) -> str:
 
 
 def _add(fields: list[_Field], piece: Piece) -> None:
-    fields[-1].text += piece.text
-    fields[-1].hidden += piece.hidden
+    fields[-1].add(piece.text)
+    fields[-1].hidden.extend(piece.hidden)
 
 
 def _split(fields: list[_Field], piece: Piece) -> bool:
@@ -329,7 +361,7 @@ def _split(fields: list[_Field], piece: Piece) -> bool:
         fields[-1].many = True
         return True
     for index, part in enumerate(piece.text.split()):
-        if index or (piece.text[0].isspace() and fields[-1].text):
+        if index or (piece.text[0].isspace() and any(fields[-1].parts)):
             fields.append(_Field())
         _add(fields, Piece(part))
     return bool(piece.text.strip())
