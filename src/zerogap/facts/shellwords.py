@@ -55,12 +55,13 @@ class _Field:
     parts: list[str] = field(default_factory=list)
     hidden: list[str] = field(default_factory=list)
     many: bool = False
+    line: int = 0
 
     def add(self, text: str) -> None:
         self.parts.append(text)
 
     def word(self, line: int) -> Word:
-        return Word("".join(self.parts), line, tuple(dict.fromkeys(self.hidden)), self.many)
+        return Word("".join(self.parts), self.line or line, tuple(dict.fromkeys(self.hidden)), self.many)
 
 
 Variables = dict[str, Piece | list[Word]]
@@ -373,3 +374,4 @@ def _splice(fields: list[_Field], words: list[Word]) -> None:
             fields.append(_Field())
         _add(fields, Piece(word.text, word.hidden))
         fields[-1].many = fields[-1].many or word.many
+        fields[-1].line = word.line
