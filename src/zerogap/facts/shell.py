@@ -142,7 +142,7 @@ class _Reader(WordReader):
 
     def _one_word(self, words: list[Word], env: dict[str, Word]) -> None:
         line = self.line()
-        begins = all(word.text in _PREFIXES for word in words)
+        begins = len(words) < 4 and all(word.text in _PREFIXES for word in words)
         if begins and (found := _ASSIGN.match(self.text, self.pos)):
             name, index, append = found[1], found[2], bool(found[3])
             self.pos = found.end()
