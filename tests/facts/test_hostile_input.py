@@ -165,7 +165,12 @@ def test_any_launch_text_gives_facts_or_an_error(text: str) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.text(min_size=1, max_size=30).filter(lambda word: "\0" not in word), max_size=8))
 def test_any_command_gives_facts_or_an_error(words: list[str]) -> None:
-    for program in (["python", "train.py", "--train-backend", "fsdp"], ["vllm", "serve", "m"], ["trl", "grpo"], ["python", "-m", "verl.trainer.main_ppo"]):
+    for program in (
+        ["python", "train.py", "--train-backend", "fsdp"],
+        ["vllm", "serve", "m"],
+        ["trl", "grpo"],
+        ["python", "-m", "verl.trainer.main_ppo"],
+    ):
         try:
             read_command([*program, *words])
         except UsageError:

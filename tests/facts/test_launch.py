@@ -104,7 +104,7 @@ def test_exec_line_of_a_log() -> None:
         "(RolloutManager pid=7) [2026-10-17 21:03:01.123 main] x.py:1 - starting\n"
         "\x1b[36m(main pid=9)\x1b[0m [2026-10-17 21:03:02] exec_command.py:18 - EXEC: pkill -9 sglang; true\n"
         "[2026-10-17 21:03:03.001 main] exec_command.py:19 - EXEC: export A=1 && ray job submit "
-        "--runtime-env-json='{\"env_vars\": {\"NCCL_ALGO\": \"allreduce:tree\"}}' -- python3 /root/miles/train.py "
+        '--runtime-env-json=\'{"env_vars": {"NCCL_ALGO": "allreduce:tree"}}\' -- python3 /root/miles/train.py '
         "--hf-checkpoint /m/Qwen3-0.6B --train-backend fsdp --sglang-rl-on-policy-target fsdp\n"
         "  --sglang-attention-backend fa3 \\\n"
         "[2026-10-17 21:04:00] other line --sglang-attention-backend triton\n"
@@ -177,15 +177,26 @@ def test_vllm_engine_lines_of_a_log() -> None:
 def test_vllm_command() -> None:
     facts = read_command(["env", "VLLM_BATCH_INVARIANT=1", "/opt/v/bin/vllm", "serve", "Qwen/Qwen3-8B", "-tp", "2",
                           "--compilation-config.pass_config.fuse_allreduce_rms=false", "--no-enable-prefix-caching"])  # fmt: skip
-    _check(facts, engine__deterministic=True, engine__tp=2, engine__fuse_allreduce_rms=False, engine__prefix_cache=False)
+    _check(
+        facts, engine__deterministic=True, engine__tp=2, engine__fuse_allreduce_rms=False, engine__prefix_cache=False
+    )
     _check(facts, engine__model="Qwen/Qwen3-8B", env__VLLM_BATCH_INVARIANT="1")
 
 
 def test_trl_yaml_and_command(tmp_path: Path) -> None:
     config = tmp_path / "grpo.yaml"
-    config.write_text("model_name_or_path: Qwen/Qwen3-0.6B\nuse_vllm: true\nvllm_mode: colocate\nbf16: true\ntemperature: 0.7\ntop_k: 20\n")
+    config.write_text(
+        "model_name_or_path: Qwen/Qwen3-0.6B\nuse_vllm: true\nvllm_mode: colocate\nbf16: true\ntemperature: 0.7\ntop_k: 20\n"
+    )
     facts = read_launch(config)
-    _check(facts, launch__framework="trl", engine__kind="vllm", rollout__temperature=0.7, rollout__top_k=20, rollout__top_p=1.0)
+    _check(
+        facts,
+        launch__framework="trl",
+        engine__kind="vllm",
+        rollout__temperature=0.7,
+        rollout__top_k=20,
+        rollout__top_p=1.0,
+    )
     _check(facts, trainer__dtype="bfloat16", engine__model="Qwen/Qwen3-0.6B")
     script = tmp_path / "run.sh"
     script.write_text(f"accelerate launch -m x trl grpo --config {config.name} --temperature 1.0\n")
@@ -198,14 +209,16 @@ def test_trl_yaml_and_command(tmp_path: Path) -> None:
 
 
 def test_trl_by_its_flags() -> None:
-    facts = read_text("accelerate launch train_grpo.py --use_vllm true --vllm_mode server --attn_implementation kernels-community/vllm-flash-attn3")
+    facts = read_text(
+        "accelerate launch train_grpo.py --use_vllm true --vllm_mode server --attn_implementation kernels-community/vllm-flash-attn3"
+    )
     _check(facts, launch__framework="trl", engine__kind="vllm", trainer__attention="kernels-community/vllm-flash-attn3")
 
 
 def test_verl_overrides() -> None:
     facts = read_text(
         "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo \\\n"
-        '  actor_rollout_ref.model.path=Qwen/Qwen3-4B-Base actor_rollout_ref.actor.strategy=fsdp2 \\\n'
+        "  actor_rollout_ref.model.path=Qwen/Qwen3-4B-Base actor_rollout_ref.actor.strategy=fsdp2 \\\n"
         '  "actor_rollout_ref.rollout.name=sglang" actor_rollout_ref.rollout.tensor_model_parallel_size=4 \\\n'
         "  actor_rollout_ref.rollout.temperature=0.6 ++actor_rollout_ref.rollout.top_p=0.9 \\\n"
         "  +actor_rollout_ref.rollout.engine_kwargs.sglang.attention_backend=fa3\n"
@@ -231,8 +244,8 @@ def test_verl_configuration_file(tmp_path: Path) -> None:
 
 def test_snapshots_of_launches() -> None:
     blocks = (
-        "### 0\npkill -9 sglang; true\n\n### 1\nexport X=1 && ray job submit\n  --address=\"http://127.0.0.1:8265\"\n"
-        "  --runtime-env-json='{\"env_vars\": {\"NCCL_ALGO\": \"Ring\"}}'\n  -- python3 <REPO_ROOT>/train.py \n"
+        '### 0\npkill -9 sglang; true\n\n### 1\nexport X=1 && ray job submit\n  --address="http://127.0.0.1:8265"\n'
+        '  --runtime-env-json=\'{"env_vars": {"NCCL_ALGO": "Ring"}}\'\n  -- python3 <REPO_ROOT>/train.py \n'
         "  --hf-checkpoint /root/models/Qwen3-4B \n  --train-backend fsdp\n  --sglang-attention-backend fa3\n"
     )
     _check(read_text(blocks, "execute.txt"), engine__attention_backend="fa3", env__NCCL_ALGO="Ring")
@@ -249,16 +262,22 @@ def test_server_groups_are_resolved(tmp_path: Path) -> None:
         "      - {worker_type: regular, overrides: {attention_backend: flashinfer}}\n"
     )
     script = tmp_path / "run.sh"
-    script.write_text("python train.py --train-backend fsdp --sglang-attention-backend fa3 --sglang-config groups.yaml\n")
+    script.write_text(
+        "python train.py --train-backend fsdp --sglang-attention-backend fa3 --sglang-config groups.yaml\n"
+    )
     facts = read_launch(script)
     assert facts["engine.attention_backend"].value == EachOf(("fa3", "triton"))
     assert "only some server groups" in facts.unknown["engine.tp"]
-    script.write_text("python train.py --train-backend fsdp --sglang-attention-backend fa3 --sglang-config ${WHERE}/g.yaml\n")
+    script.write_text(
+        "python train.py --train-backend fsdp --sglang-attention-backend fa3 --sglang-config ${WHERE}/g.yaml\n"
+    )
     assert "not read" in read_launch(script).unknown["engine.attention_backend"]
 
 
 def test_evaluation_engines_are_a_second_set() -> None:
-    facts = read_text("python train.py --train-backend fsdp --sglang-attention-backend triton --eval-sglang-attention-backend fa3")
+    facts = read_text(
+        "python train.py --train-backend fsdp --sglang-attention-backend triton --eval-sglang-attention-backend fa3"
+    )
     _check(facts, engine__attention_backend="triton", eval_engine__attention_backend="fa3")
 
 
@@ -306,7 +325,7 @@ def test_a_secret_value_hides_no_flags() -> None:
 def test_known_expansions() -> None:
     text = 'A=1\nB="${A}"\nC=${B:-2}\nD=( x "$A y" )\nE=${D[1]}\nF=${A:+5}\npython train.py --train-backend fsdp'
     _check(read_text(f"{text} --rollout-temperature $C --rollout-top-k $F"), rollout__temperature=1.0, rollout__top_k=5)
-    _check(read_text(f"{text} ${{D[@]+\"${{D[@]}}\"}} --rollout-temperature 1"), rollout__temperature=1.0)
+    _check(read_text(f'{text} ${{D[@]+"${{D[@]}}"}} --rollout-temperature 1'), rollout__temperature=1.0)
 
 
 def test_source_of_a_file_beside_it(tmp_path: Path) -> None:
@@ -323,7 +342,9 @@ def test_source_of_a_file_beside_it(tmp_path: Path) -> None:
 def test_commands_inside_commands(tmp_path: Path) -> None:
     (tmp_path / "inner.sh").write_text('python train.py --train-backend fsdp --rollout-temperature "$1"\n')
     outer = tmp_path / "outer.sh"
-    outer.write_text("main() {\n  docker run -e NCCL_ALGO=Ring image bash -c 'cd /x && python train.py --train-backend fsdp'\n}\nmain\n")
+    outer.write_text(
+        "main() {\n  docker run -e NCCL_ALGO=Ring image bash -c 'cd /x && python train.py --train-backend fsdp'\n}\nmain\n"
+    )
     _check(read_launch(outer), trainer__backend="fsdp")
     outer.write_text("bash inner.sh 1.0\n")
     assert "$1" in read_launch(outer).unknown["rollout.temperature"]
@@ -334,11 +355,22 @@ def test_trainer_and_engine_in_one_script() -> None:
         "VLLM_BATCH_INVARIANT=1 vllm serve Qwen/Qwen3-4B -tp 2 &\n"
         "accelerate launch grpo.py --use_vllm --vllm_mode server --temperature 1.0 --bf16\n"
     )
-    _check(facts, launch__framework="trl", engine__kind="vllm", engine__tp=2, engine__deterministic=True, rollout__temperature=1.0)
+    _check(
+        facts,
+        launch__framework="trl",
+        engine__kind="vllm",
+        engine__tp=2,
+        engine__deterministic=True,
+        rollout__temperature=1.0,
+    )
 
 
 def test_slime_and_a_train_py_of_nobody() -> None:
-    _check(read_text("python3 /root/slime/train.py --rollout-top-p 0.9 --hf-checkpoint /m"), launch__framework="slime", rollout__top_p=0.9)
+    _check(
+        read_text("python3 /root/slime/train.py --rollout-top-p 0.9 --hf-checkpoint /m"),
+        launch__framework="slime",
+        rollout__top_p=0.9,
+    )
     facts = read_text("python3 train.py --rollout-top-p 0.9 --hf-checkpoint /m --sglang-mem-fraction-static 0.7")
     assert "nothing names either" in facts.unknown["launch.framework"]
     with pytest.raises(UsageError, match="no launch command"):
@@ -347,13 +379,17 @@ def test_slime_and_a_train_py_of_nobody() -> None:
 
 def test_json_of_a_running_server(tmp_path: Path) -> None:
     file = tmp_path / "server_info.json"
-    file.write_text(json.dumps({"server_args": {"model_path": "/m/Qwen3-4B", "attention_backend": "fa3", "tp_size": 2}}))
+    file.write_text(
+        json.dumps({"server_args": {"model_path": "/m/Qwen3-4B", "attention_backend": "fa3", "tp_size": 2}})
+    )
     _check(read_launch(file), launch__framework="sglang", engine__attention_backend="fa3", engine__tp=2)
 
 
 @pytest.mark.parametrize("program", ["python -m sglang.launch_server --model-path m", "vllm serve m"])
 def test_300_flags(program: str) -> None:
-    flags = " ".join(f"--some-flag-{index} value{index}" if index % 2 else f"--some-switch-{index}" for index in range(300))
+    flags = " ".join(
+        f"--some-flag-{index} value{index}" if index % 2 else f"--some-switch-{index}" for index in range(300)
+    )
     facts = read_text(f"{program} {flags} --attention-backend triton --tp 2 {flags}")
     _check(facts, engine__attention_backend="triton", engine__tp=2)
 

@@ -18,7 +18,7 @@ def needed(path: Path) -> tuple[str, ...] | None:
     try:
         with open(path, "rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as view:
             return _needed(view)
-    except (OSError, ValueError, struct.error, IndexError):
+    except (OSError, ValueError, OverflowError, struct.error):
         return None
 
 

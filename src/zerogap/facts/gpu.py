@@ -241,4 +241,4 @@ def _amd_memory(node: Path) -> float | None:
 def _apple() -> tuple[list[Gpu], str]:
     if platform.system() != "Darwin" or platform.machine() != "arm64":
         return [], ""
-    return [Gpu("Apple M", "apple", unified_memory=True)], "macOS on arm64"
+    return [Gpu("Apple silicon", "apple", unified_memory=True)], "macOS on arm64"

@@ -288,6 +288,6 @@ def _libraries(folders: list[Path]) -> dict[str, Fact]:
     return {
         "software.missing_libraries": Fact(tuple(missing), source),
         "software.libraries": Fact(
-            tuple(sorted(name for name in provided if re.match(r"lib(cudart|nvrtc)\.so", name))), source
+            tuple(sorted(name for name in provided if re.match(r"lib(cudart|nvrtc)\.so\.\d", name))), source
         ),
     }
