@@ -62,12 +62,32 @@ TABLE: list[tuple[list[Any], dict[str, Any], Verdict]] = [
     (["engine.kv_cache_dtype", "not_like", "fp8*"], {"engine__kv_cache_dtype": "auto"}, YES),
     (["trainer.tp", "same_as", "engine.tp"], {"trainer__tp": 2, "engine__tp": 2}, YES),
     (["trainer.tp", "same_as", "engine.tp"], {"trainer__tp": 2}, UNKNOWN),
-    (["probe.perplexity", "above_times", "probe.reference_perplexity", 2.0], {"probe__perplexity": 20.0, "probe__reference_perplexity": 7.9}, YES),
-    (["software.torch", "violates", "software.sgl_kernel_needs_torch"], {"software__torch": "2.12.1+cu130", "software__sgl_kernel_needs_torch": "==2.11.0"}, YES),
-    (["software.torch", "violates", "software.sgl_kernel_needs_torch"], {"software__torch": "2.11.0", "software__sgl_kernel_needs_torch": ">=2.8,<2.12"}, NO),
-    (["software.torch", "violates", "software.sgl_kernel_needs_torch"], {"software__torch": "2.11.0", "software__sgl_kernel_needs_torch": "any"}, NO),
-    (["software.torch", "violates", "software.sgl_kernel_needs_torch"], {"software__torch": "2.11.0", "software__sgl_kernel_needs_torch": "whatever"}, UNKNOWN),
-]  # fmt: skip
+    (
+        ["probe.perplexity", "above_times", "probe.reference_perplexity", 2.0],
+        {"probe__perplexity": 20.0, "probe__reference_perplexity": 7.9},
+        YES,
+    ),
+    (
+        ["software.torch", "violates", "software.sgl_kernel_needs_torch"],
+        {"software__torch": "2.12.1+cu130", "software__sgl_kernel_needs_torch": "==2.11.0"},
+        YES,
+    ),
+    (
+        ["software.torch", "violates", "software.sgl_kernel_needs_torch"],
+        {"software__torch": "2.11.0", "software__sgl_kernel_needs_torch": ">=2.8,<2.12"},
+        NO,
+    ),
+    (
+        ["software.torch", "violates", "software.sgl_kernel_needs_torch"],
+        {"software__torch": "2.11.0", "software__sgl_kernel_needs_torch": "any"},
+        NO,
+    ),
+    (
+        ["software.torch", "violates", "software.sgl_kernel_needs_torch"],
+        {"software__torch": "2.11.0", "software__sgl_kernel_needs_torch": "whatever"},
+        UNKNOWN,
+    ),
+]
 
 
 @pytest.mark.parametrize(("row", "values", "verdict"), TABLE, ids=[f"{r[0]} {v} {a}" for r, v, a in TABLE])
@@ -76,10 +96,19 @@ def test_operators(row: list[Any], values: dict[str, Any], verdict: Verdict) -> 
 
 
 KERNELS = [
-    (("sm_80",), "8.9", True, False), (("sm_80",), "8.0", True, True), (("sm_90a",), "9.0", True, True), (("sm_90a",), "10.0", False, False),
-    (("sm_120a",), "12.1", False, False), (("sm_120",), "12.1", True, False), (("sm_121a",), "12.1", True, True), (("sm_100f",), "10.3", True, False),
-    (("sm_103",), "10.0", False, False), ((), "9.0", False, False), (("compute_90",), "9.0", False, False), (("nonsense",), "9.0", False, False),
-]  # fmt: skip
+    (("sm_80",), "8.9", True, False),
+    (("sm_80",), "8.0", True, True),
+    (("sm_90a",), "9.0", True, True),
+    (("sm_90a",), "10.0", False, False),
+    (("sm_120a",), "12.1", False, False),
+    (("sm_120",), "12.1", True, False),
+    (("sm_121a",), "12.1", True, True),
+    (("sm_100f",), "10.3", True, False),
+    (("sm_103",), "10.0", False, False),
+    ((), "9.0", False, False),
+    (("compute_90",), "9.0", False, False),
+    (("nonsense",), "9.0", False, False),
+]
 
 
 @pytest.mark.parametrize(("archs", "capability", "plain", "fa3"), KERNELS)
@@ -97,8 +126,11 @@ def test_which_kernels_run_where(archs: tuple[str, ...], capability: str, plain:
 
 def test_ptx_runs_on_newer_devices_only_without_a_suffix() -> None:
     for archs, capability, runs in (
-        (("compute_90",), "12.1", True), (("sm_90",), "12.1", True), (("compute_90a",), "12.1", False), (("compute_120",), "9.0", False),
-    ):  # fmt: skip
+        (("compute_90",), "12.1", True),
+        (("sm_90",), "12.1", True),
+        (("compute_90a",), "12.1", False),
+        (("compute_120",), "9.0", False),
+    ):
         facts = _facts(software__sgl_kernel_ptx=archs, gpu__engine__capability=capability)
         condition = Condition("software.sgl_kernel_ptx", "ptx_for", "gpu.engine.capability")
         assert check(condition, facts).verdict is (YES if runs else NO)

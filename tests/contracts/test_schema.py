@@ -47,8 +47,13 @@ source = "our wiki"
 def test_the_built_in_contracts() -> None:
     names = {contract.name for contract in built_in()}
     assert names == {
-        "miles/qwen3-dense-v1", "sglang/deterministic-inference", "vllm/batch-invariant", "torchtitan/bitwise", "slime/topp-replay", "zerogap/exact",
-    }  # fmt: skip
+        "miles/qwen3-dense-v1",
+        "sglang/deterministic-inference",
+        "vllm/batch-invariant",
+        "torchtitan/bitwise",
+        "slime/topp-replay",
+        "zerogap/exact",
+    }
     for contract in all_contracts():
         assert contract.sources
         assert all(item.source for item in contract.requirements)

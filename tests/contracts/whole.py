@@ -131,36 +131,74 @@ WHOLE: dict[str, list[dict[str, Any]]] = {
         _MILES,
         {**_MILES, **_MEGATRON},
         {**_MILES, "trainer.recompute_via_prefill": False},
-        {name: value for name, value in _MILES.items() if not name.startswith(("engine.", "trainer.", "rollout.", "launch."))}
+        {
+            name: value
+            for name, value in _MILES.items()
+            if not name.startswith(("engine.", "trainer.", "rollout.", "launch."))
+        }
         | {"launch.given": False},
     ],
     "sglang/deterministic-inference": [
         _SGLANG,
         {**_SGLANG, "engine.attention_backend": "fa4", "engine.kv_cache_dtype": "fp8_e4m3"},
-        {**_SGLANG, **_gpu("H100", "9.0"), "engine.attention_backend": "fa3", "engine.tp": 4, "env.NCCL_MAX_NCHANNELS": "8", "env.NCCL_MIN_NCHANNELS": "8"},
-        {**_SGLANG, **_gpu("H100", "9.0"), "engine.attention_backend": "fa3", "model.family": "deepseek_v3", "model.attention": ["mla"]},
+        {
+            **_SGLANG,
+            **_gpu("H100", "9.0"),
+            "engine.attention_backend": "fa3",
+            "engine.tp": 4,
+            "env.NCCL_MAX_NCHANNELS": "8",
+            "env.NCCL_MIN_NCHANNELS": "8",
+        },
+        {
+            **_SGLANG,
+            **_gpu("H100", "9.0"),
+            "engine.attention_backend": "fa3",
+            "model.family": "deepseek_v3",
+            "model.attention": ["mla"],
+        },
     ],
     "vllm/batch-invariant": [_VLLM],
     "torchtitan/bitwise": [
         {
-            **_gpu("H100", "9.0"), **_MODEL, "launch.given": True, "launch.framework": "torchtitan", "software.torchtitan": "0.3.0",
-            "software.vllm": "0.32.0", "software.torch_cuda": "13.0", "trainer.tp": 2, "engine.tp": 2, "engine.deterministic": True,
-            "trainer.sequence_parallel": False, "engine.sequence_parallel": False,
+            **_gpu("H100", "9.0"),
+            **_MODEL,
+            "launch.given": True,
+            "launch.framework": "torchtitan",
+            "software.torchtitan": "0.3.0",
+            "software.vllm": "0.32.0",
+            "software.torch_cuda": "13.0",
+            "trainer.tp": 2,
+            "engine.tp": 2,
+            "engine.deterministic": True,
+            "trainer.sequence_parallel": False,
+            "engine.sequence_parallel": False,
         },
     ],
     "slime/topp-replay": [
         {
-            **_gpu("H100", "9.0"), "launch.given": True, "launch.framework": "slime", "software.slime": "0.2", "software.sglang": "0.5.10",
-            "software.slime_topp_patch": True, "rollout.top_k": -1, "rollout.top_p": 0.9,
+            **_gpu("H100", "9.0"),
+            "launch.given": True,
+            "launch.framework": "slime",
+            "software.slime": "0.2",
+            "software.sglang": "0.5.10",
+            "software.slime_topp_patch": True,
+            "rollout.top_k": -1,
+            "rollout.top_p": 0.9,
         },
     ],
     "zerogap/exact": [
         {
-            **_MODEL, "host.os": "Linux", "software.python": "3.11.7", "software.torch": "2.13.0", "zerogap.backend": "cpu-portable",
-            "launch.given": True, "launch.framework": "zerogap", "certificate.holds": True,
+            **_MODEL,
+            "host.os": "Linux",
+            "software.python": "3.11.7",
+            "software.torch": "2.13.0",
+            "zerogap.backend": "cpu-portable",
+            "launch.given": True,
+            "launch.framework": "zerogap",
+            "certificate.holds": True,
         },
     ],
-}  # fmt: skip
+}
 
 # Requirements that no set of WHOLE can meet together with the rest of their contract: facts that meet them alone.
 ALONE: dict[str, dict[str, Any]] = {

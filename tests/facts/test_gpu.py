@@ -13,13 +13,38 @@ from zerogap.facts import gpu
 from zerogap.facts.fact import EachOf
 
 NAMES = {
-    "A100": "8.0", "NVIDIA A100-SXM4-80GB": "8.0", "A10": "8.6", "NVIDIA A10G": "8.6", "L4": "8.9", "NVIDIA L40S": "8.9", "L40": "8.9",
-    "RTX 3060": "8.6", "GeForce RTX 3090": "8.6", "RTX 4080 SUPER": "8.9", "rtx4090": "8.9", "RTX 5070 Ti": "12.0", "5090": "12.0",
-    "NVIDIA RTX PRO 6000 Blackwell Server Edition": "12.0", "NVIDIA RTX 6000 Ada Generation": "8.9", "NVIDIA RTX A6000": "8.6",
-    "H20": "9.0", "NVIDIA H20-3e": "9.0", "H100": "9.0", "NVIDIA H100 80GB HBM3": "9.0", "H100 NVL": "9.0", "H800": "9.0", "H200": "9.0",
-    "NVIDIA GH200 480GB": "9.0", "B200": "10.0", "NVIDIA B300 SXM6 AC": "10.3", "GB200": "10.0", "GB300": "10.3", "NVIDIA GB10": "12.1",
-    "DGX Spark": "12.1", "NVIDIA Thor": "11.0",
-}  # fmt: skip
+    "A100": "8.0",
+    "NVIDIA A100-SXM4-80GB": "8.0",
+    "A10": "8.6",
+    "NVIDIA A10G": "8.6",
+    "L4": "8.9",
+    "NVIDIA L40S": "8.9",
+    "L40": "8.9",
+    "RTX 3060": "8.6",
+    "GeForce RTX 3090": "8.6",
+    "RTX 4080 SUPER": "8.9",
+    "rtx4090": "8.9",
+    "RTX 5070 Ti": "12.0",
+    "5090": "12.0",
+    "NVIDIA RTX PRO 6000 Blackwell Server Edition": "12.0",
+    "NVIDIA RTX 6000 Ada Generation": "8.9",
+    "NVIDIA RTX A6000": "8.6",
+    "H20": "9.0",
+    "NVIDIA H20-3e": "9.0",
+    "H100": "9.0",
+    "NVIDIA H100 80GB HBM3": "9.0",
+    "H100 NVL": "9.0",
+    "H800": "9.0",
+    "H200": "9.0",
+    "NVIDIA GH200 480GB": "9.0",
+    "B200": "10.0",
+    "NVIDIA B300 SXM6 AC": "10.3",
+    "GB200": "10.0",
+    "GB300": "10.3",
+    "NVIDIA GB10": "12.1",
+    "DGX Spark": "12.1",
+    "NVIDIA Thor": "11.0",
+}
 GFX = {"MI250X": "gfx90a", "AMD Instinct MI300X": "gfx942", "MI325X": "gfx942", "MI355X": "gfx950"}
 
 
@@ -84,45 +109,45 @@ class _Nvml(SimpleNamespace):
     class NVMLError(Exception):
         pass
 
-    class NVMLError_LibraryNotFound(NVMLError):  # noqa: N801
+    class NVMLError_LibraryNotFound(NVMLError):  # noqa: N818
         pass
 
-    class NVMLError_DriverNotLoaded(NVMLError):  # noqa: N801
+    class NVMLError_DriverNotLoaded(NVMLError):  # noqa: N818
         pass
 
     def __init__(self, devices: list[tuple[str, tuple[int, int], int | None, bool]]) -> None:
         super().__init__()
         self.devices = devices
 
-    def nvmlInit(self) -> None: ...  # noqa: N802
-    def nvmlShutdown(self) -> None: ...  # noqa: N802
-    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+    def nvmlInit(self) -> None: ...
+    def nvmlShutdown(self) -> None: ...
+    def nvmlDeviceGetCount(self) -> int:
         return len(self.devices)
 
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
         return index
 
-    def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
+    def nvmlDeviceGetUUID(self, handle: int) -> str:
         return f"GPU-{handle}{handle}"
 
-    def nvmlDeviceGetName(self, handle: int) -> str:  # noqa: N802
+    def nvmlDeviceGetName(self, handle: int) -> str:
         return self.devices[handle][0]
 
-    def nvmlDeviceGetCudaComputeCapability(self, handle: int) -> tuple[int, int]:  # noqa: N802
+    def nvmlDeviceGetCudaComputeCapability(self, handle: int) -> tuple[int, int]:
         return self.devices[handle][1]
 
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:  # noqa: N802
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
         if self.devices[handle][2] is None:
             raise self.NVMLError("Not Supported")
         return SimpleNamespace(total=self.devices[handle][2] * 2**30)
 
-    def nvmlDeviceGetMigMode(self, handle: int) -> tuple[int, int]:  # noqa: N802
+    def nvmlDeviceGetMigMode(self, handle: int) -> tuple[int, int]:
         return (int(self.devices[handle][3]), 0)
 
-    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:  # noqa: N802
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
         return 13000
 
-    def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802
+    def nvmlSystemGetDriverVersion(self) -> str:
         return "580.95.05"
 
 
@@ -150,7 +175,8 @@ def test_nvml_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_driver_that_cannot_be_read_is_unknown_not_none(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = _Nvml([])
-    broken.nvmlInit = lambda: (_ for _ in ()).throw(_Nvml.NVMLError("Driver/library version mismatch"))  # type: ignore[method-assign]
+    error = _Nvml.NVMLError("Driver/library version mismatch")
+    monkeypatch.setattr(broken, "nvmlInit", lambda: (_ for _ in ()).throw(error))
     monkeypatch.setitem(sys.modules, "pynvml", broken)
     facts = gpu.detected_facts()
     assert "gpu.engine.capability" not in facts
@@ -159,7 +185,7 @@ def test_a_driver_that_cannot_be_read_is_unknown_not_none(monkeypatch: pytest.Mo
 
 def test_no_gpu_is_a_fact(monkeypatch: pytest.MonkeyPatch) -> None:
     none = _Nvml([])
-    none.nvmlInit = lambda: (_ for _ in ()).throw(_Nvml.NVMLError_LibraryNotFound())  # type: ignore[method-assign]
+    monkeypatch.setattr(none, "nvmlInit", lambda: (_ for _ in ()).throw(_Nvml.NVMLError_LibraryNotFound()))
     monkeypatch.setitem(sys.modules, "pynvml", none)
     monkeypatch.setattr(gpu, "_amd", lambda: ([], ""))
     monkeypatch.setattr(gpu, "_apple", lambda: ([], ""))

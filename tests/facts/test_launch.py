@@ -49,7 +49,8 @@ ray start --head --num-gpus 8
 ray job submit --address="http://127.0.0.1:8265" \\
    --runtime-env-json="${ENV_JSON}" \\
    -- python3 train.py --colocate \\
-   ${CKPT_ARGS[@]} "${ROLLOUT_ARGS[@]}" ${SGLANG_ARGS[@]} ${TRAIN_ARGS[@]} --wandb-key ${WANDB_API_KEY} "$@" 2>&1 | tee run.log
+   ${CKPT_ARGS[@]} "${ROLLOUT_ARGS[@]}" ${SGLANG_ARGS[@]} ${TRAIN_ARGS[@]} \\
+   --wandb-key ${WANDB_API_KEY} "$@" 2>&1 | tee run.log
 """
 
 
@@ -122,17 +123,32 @@ def test_exec_line_of_a_log() -> None:
 
 
 def test_argv_after_train_py() -> None:
-    facts = read_command(["python3", "train.py", "--hf-checkpoint", "/m/Qwen3-4B", "--train-backend", "megatron", "--bf16",
-                          "--context-parallel-size", "4", "--cp-comm-type", "a2a", "--true-on-policy-mode"])  # fmt: skip
+    facts = read_command(
+        [
+            "python3",
+            "train.py",
+            "--hf-checkpoint",
+            "/m/Qwen3-4B",
+            "--train-backend",
+            "megatron",
+            "--bf16",
+            "--context-parallel-size",
+            "4",
+            "--cp-comm-type",
+            "a2a",
+            "--true-on-policy-mode",
+        ]
+    )
     _check(facts, trainer__backend="megatron", trainer__cp=4, trainer__cp_comm_type="a2a", trainer__true_on_policy=True)
     _check(facts, engine__deterministic=True, trainer__dtype="bfloat16", launch__framework="miles")
 
 
 def test_sglang_server_arguments_of_a_log() -> None:
     line = (
-        "[2026-03-12 08:21:25] INFO engine.py:177: server_args=ServerArgs(model_path='Qwen/Qwen3-4B', tokenizer_path='x', "
+        "[2026-03-12 08:21:25] INFO engine.py:177: server_args=ServerArgs(model_path='Qwen/Qwen3-4B', "
         "attention_backend='flashinfer', decode_attention_backend=None, enable_deterministic_inference=True, "
-        "disable_radix_cache=True, tp_size=4, speculative_algorithm=None, rl_on_policy_target=None, cuda_graph_bs=[1, 2, 4], "
+        "tokenizer_path='x', disable_radix_cache=True, tp_size=4, speculative_algorithm=None, rl_on_policy_target=None, "
+        "cuda_graph_bs=[1, 2, 4], "
         "preferred={'a': (1, 2)}, kv_cache_dtype='auto')"
     )
     facts = read_text(line, "engine.log")
@@ -175,8 +191,19 @@ def test_vllm_engine_lines_of_a_log() -> None:
 
 
 def test_vllm_command() -> None:
-    facts = read_command(["env", "VLLM_BATCH_INVARIANT=1", "/opt/v/bin/vllm", "serve", "Qwen/Qwen3-8B", "-tp", "2",
-                          "--compilation-config.pass_config.fuse_allreduce_rms=false", "--no-enable-prefix-caching"])  # fmt: skip
+    facts = read_command(
+        [
+            "env",
+            "VLLM_BATCH_INVARIANT=1",
+            "/opt/v/bin/vllm",
+            "serve",
+            "Qwen/Qwen3-8B",
+            "-tp",
+            "2",
+            "--compilation-config.pass_config.fuse_allreduce_rms=false",
+            "--no-enable-prefix-caching",
+        ]
+    )
     _check(
         facts, engine__deterministic=True, engine__tp=2, engine__fuse_allreduce_rms=False, engine__prefix_cache=False
     )
@@ -186,7 +213,8 @@ def test_vllm_command() -> None:
 def test_trl_yaml_and_command(tmp_path: Path) -> None:
     config = tmp_path / "grpo.yaml"
     config.write_text(
-        "model_name_or_path: Qwen/Qwen3-0.6B\nuse_vllm: true\nvllm_mode: colocate\nbf16: true\ntemperature: 0.7\ntop_k: 20\n"
+        "model_name_or_path: Qwen/Qwen3-0.6B\nuse_vllm: true\nvllm_mode: colocate\nbf16: true\n"
+        "temperature: 0.7\ntop_k: 20\n"
     )
     facts = read_launch(config)
     _check(
@@ -210,7 +238,8 @@ def test_trl_yaml_and_command(tmp_path: Path) -> None:
 
 def test_trl_by_its_flags() -> None:
     facts = read_text(
-        "accelerate launch train_grpo.py --use_vllm true --vllm_mode server --attn_implementation kernels-community/vllm-flash-attn3"
+        "accelerate launch train_grpo.py --use_vllm true --vllm_mode server "
+        "--attn_implementation kernels-community/vllm-flash-attn3"
     )
     _check(facts, launch__framework="trl", engine__kind="vllm", trainer__attention="kernels-community/vllm-flash-attn3")
 
@@ -249,7 +278,8 @@ def test_snapshots_of_launches() -> None:
         "  --hf-checkpoint /root/models/Qwen3-4B \n  --train-backend fsdp\n  --sglang-attention-backend fa3\n"
     )
     _check(read_text(blocks, "execute.txt"), engine__attention_backend="fa3", env__NCCL_ALGO="Ring")
-    words = '# returncode: 0\n\n### 0\n"ray"\n"job"\n"submit"\n"--"\n"python3"\n"train.py"\n"--train-backend"\n"fsdp"\n"--rollout-top-p"\n"0.9"\n'
+    listed = ("ray", "job", "submit", "--", "python3", "train.py", "--train-backend", "fsdp", "--rollout-top-p", "0.9")
+    words = "# returncode: 0\n\n### 0\n" + "\n".join(f'"{word}"' for word in listed)
     _check(read_text(words, "x.sh.txt"), trainer__backend="fsdp", rollout__top_p=0.9)
 
 
@@ -286,21 +316,40 @@ HIDDEN = {
     "variable that nothing sets": ("python train.py --train-backend fsdp --rollout-temperature $T", "$T"),
     "command substitution": ("python train.py --train-backend fsdp --rollout-temperature $(cat t)", "$(cat t)"),
     "back quotes": ("python train.py --train-backend fsdp --rollout-temperature `cat t`", "`…`"),
-    "set under a condition": ("T=1\nif true; then T=2; fi\npython train.py --train-backend fsdp --rollout-temperature $T", "condition"),
-    "set after &&": ("T=1\n[ -f x ] && T=2\npython train.py --train-backend fsdp --rollout-temperature $T", "condition"),
-    "loop variable": ("for T in 1 2; do\npython train.py --train-backend fsdp --rollout-temperature $T\ndone", "loop variable T"),
+    "set under a condition": (
+        "T=1\nif true; then T=2; fi\npython train.py --train-backend fsdp --rollout-temperature $T",
+        "condition",
+    ),
+    "set after &&": (
+        "T=1\n[ -f x ] && T=2\npython train.py --train-backend fsdp --rollout-temperature $T",
+        "condition",
+    ),
+    "loop variable": (
+        "for T in 1 2; do\npython train.py --train-backend fsdp --rollout-temperature $T\ndone",
+        "loop variable T",
+    ),
     "read from a file": ("read T < x\npython train.py --train-backend fsdp --rollout-temperature $T", "read"),
-    "eval": ("T=1\neval \"$X\"\npython train.py --train-backend fsdp --rollout-temperature $T", "eval"),
-    "a source that is not there": ("T=1\nsource other.sh\npython train.py --train-backend fsdp --rollout-temperature $T", "source"),
+    "eval": ('T=1\neval "$X"\npython train.py --train-backend fsdp --rollout-temperature $T', "eval"),
+    "a source that is not there": (
+        "T=1\nsource other.sh\npython train.py --train-backend fsdp --rollout-temperature $T",
+        "source",
+    ),
     "an array that is not there": ("python train.py --train-backend fsdp ${A[@]}", "${A[@]}"),
-    "an array set under a condition": ("if x; then A=(--rollout-temperature 2); fi\npython train.py --train-backend fsdp ${A[@]}", "array A"),
+    "an array set under a condition": (
+        "if x; then A=(--rollout-temperature 2); fi\npython train.py --train-backend fsdp ${A[@]}",
+        "array A",
+    ),
     "words after it": ("python train.py --train-backend fsdp --rollout-temperature 1 ${EXTRA_ARGS}", "${EXTRA_ARGS}"),
     "not a number": ("python train.py --train-backend fsdp --rollout-temperature warm", "number"),
     "no value": ("python train.py --train-backend fsdp --rollout-temperature", "no value"),
     "pattern expansion": ("T=1.0x\npython train.py --train-backend fsdp --rollout-temperature ${T%x}", "${T%x}"),
     "arithmetic": ("python train.py --train-backend fsdp --rollout-temperature $((1+1))", "$((1+1))"),
-    "two commands that differ": ("python train.py --train-backend fsdp --rollout-temperature 1\npython train.py --train-backend fsdp --rollout-temperature 2", "differ"),
-}  # fmt: skip
+    "two commands that differ": (
+        "python train.py --train-backend fsdp --rollout-temperature 1\n"
+        "python train.py --train-backend fsdp --rollout-temperature 2",
+        "differ",
+    ),
+}
 
 
 @pytest.mark.parametrize("title", HIDDEN)
@@ -343,7 +392,8 @@ def test_commands_inside_commands(tmp_path: Path) -> None:
     (tmp_path / "inner.sh").write_text('python train.py --train-backend fsdp --rollout-temperature "$1"\n')
     outer = tmp_path / "outer.sh"
     outer.write_text(
-        "main() {\n  docker run -e NCCL_ALGO=Ring image bash -c 'cd /x && python train.py --train-backend fsdp'\n}\nmain\n"
+        "main() {\n  docker run -e NCCL_ALGO=Ring image bash -c 'cd /x && python train.py --train-backend fsdp'\n"
+        "}\nmain\n"
     )
     _check(read_launch(outer), trainer__backend="fsdp")
     outer.write_text("bash inner.sh 1.0\n")

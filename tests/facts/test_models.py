@@ -37,11 +37,19 @@ def test_every_known_name_has_family_kind_and_dtype(name: str) -> None:
 
 
 FAMILIES = {
-    "gpt-oss-120b": ("gpt_oss", "moe"), "gemma-4-31b-it": ("gemma4", "dense"), "nemotron-h-8b": ("nemotron_h", "hybrid"),
-    "Qwen3-Next-80B-A3B-Instruct": ("qwen3_next", "hybrid"), "Qwen3.6-27B": ("qwen3_next", "hybrid"), "Qwen3-235B-A22B-Thinking": ("qwen3_moe", "moe"),
-    "DeepSeek-V3.2": ("deepseek_v3", "moe"), "DeepSeek-R1-Distill-Qwen-7B": ("qwen2", "dense"), "GLM-4.5-Air": ("glm4_moe", "moe"),
-    "Kimi-K2-Instruct": ("deepseek_v3", "moe"), "Llama-3.3-70B-Instruct": ("llama", "dense"), "Falcon-H1-7B": ("mamba", "hybrid"),
-}  # fmt: skip
+    "gpt-oss-120b": ("gpt_oss", "moe"),
+    "gemma-4-31b-it": ("gemma4", "dense"),
+    "nemotron-h-8b": ("nemotron_h", "hybrid"),
+    "Qwen3-Next-80B-A3B-Instruct": ("qwen3_next", "hybrid"),
+    "Qwen3.6-27B": ("qwen3_next", "hybrid"),
+    "Qwen3-235B-A22B-Thinking": ("qwen3_moe", "moe"),
+    "DeepSeek-V3.2": ("deepseek_v3", "moe"),
+    "DeepSeek-R1-Distill-Qwen-7B": ("qwen2", "dense"),
+    "GLM-4.5-Air": ("glm4_moe", "moe"),
+    "Kimi-K2-Instruct": ("deepseek_v3", "moe"),
+    "Llama-3.3-70B-Instruct": ("llama", "dense"),
+    "Falcon-H1-7B": ("mamba", "hybrid"),
+}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -63,33 +71,110 @@ def test_an_unknown_name_is_a_name_only() -> None:
 
 def test_a_folder(tmp_path: Path) -> None:
     path = _folder(
-        tmp_path / "my-model", {"temperature": 0.6, "top_p": 0.95, "do_sample": True},
-        architectures=["Qwen3ForCausalLM"], model_type="qwen3", num_hidden_layers=2, hidden_size=64, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, vocab_size=128, torch_dtype="bfloat16", rope_theta=1e6, tie_word_embeddings=True,
+        tmp_path / "my-model",
+        {"temperature": 0.6, "top_p": 0.95, "do_sample": True},
+        architectures=["Qwen3ForCausalLM"],
+        model_type="qwen3",
+        num_hidden_layers=2,
+        hidden_size=64,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        vocab_size=128,
+        torch_dtype="bfloat16",
+        rope_theta=1e6,
+        tie_word_embeddings=True,
         rope_scaling={"rope_type": "yarn", "factor": 4.0},
-    )  # fmt: skip
+    )
     facts = model_facts(str(path))
     got = {name[6:]: fact.value for name, fact in facts.items()}
     assert got == {
-        "name": "my-model", "path": str(path), "architecture": "Qwen3ForCausalLM", "family": "qwen3", "layers": 2, "hidden_size": 64,
-        "heads": 4, "kv_heads": 2, "head_dim": 16, "vocab_size": 128, "tied_embeddings": True, "experts": 0, "kind": "dense",
-        "attention": ("gqa",), "dtype": "bfloat16", "quantization": "none", "rope": "yarn", "rope_theta": 1e6,
-        "generation_temperature": 0.6, "generation_top_p": 0.95,
-    }  # fmt: skip
+        "name": "my-model",
+        "path": str(path),
+        "architecture": "Qwen3ForCausalLM",
+        "family": "qwen3",
+        "layers": 2,
+        "hidden_size": 64,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 128,
+        "tied_embeddings": True,
+        "experts": 0,
+        "kind": "dense",
+        "attention": ("gqa",),
+        "dtype": "bfloat16",
+        "quantization": "none",
+        "rope": "yarn",
+        "rope_theta": 1e6,
+        "generation_temperature": 0.6,
+        "generation_top_p": 0.95,
+    }
     assert facts["model.layers"].source.endswith("config.json")
 
 
 CONFIGS: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
-    "moe": ({"model_type": "qwen3_moe", "num_experts": 128, "num_attention_heads": 32, "num_key_value_heads": 4}, "moe", ("gqa",)),
+    "moe": (
+        {"model_type": "qwen3_moe", "num_experts": 128, "num_attention_heads": 32, "num_key_value_heads": 4},
+        "moe",
+        ("gqa",),
+    ),
     "mla": ({"model_type": "deepseek_v3", "n_routed_experts": 256, "kv_lora_rank": 512}, "moe", ("mla",)),
-    "GDN": ({"model_type": "qwen3_next", "layer_types": ["linear_attention", "full_attention"], "num_attention_heads": 8, "num_key_value_heads": 2}, "hybrid", ("gqa", "linear")),
-    "mamba": ({"model_type": "nemotron_h", "hybrid_override_pattern": "M*-", "num_attention_heads": 8, "num_key_value_heads": 8}, "hybrid", ("mha", "mamba")),
-    "sliding": ({"model_type": "gemma3_text", "layer_types": ["sliding_attention"], "sliding_window": 512}, "dense", ("sliding",)),
-    "sinks": ({"model_type": "gpt_oss", "num_local_experts": 32, "layer_types": ["sliding_attention", "full_attention"]}, "moe", ("sliding", "sinks")),
-    "softcap": ({"model_type": "gemma2", "attn_logit_softcapping": 50.0, "num_attention_heads": 4}, "dense", ("mha", "softcap")),
-    "window that is off": ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False, "num_attention_heads": 4, "num_key_value_heads": 2}, "dense", ("gqa",)),
-    "inside text_config": ({"model_type": "x_vl", "text_config": {"model_type": "qwen3", "num_attention_heads": 4, "num_key_value_heads": 2}}, "dense", ("gqa",)),
-}  # fmt: skip
+    "GDN": (
+        {
+            "model_type": "qwen3_next",
+            "layer_types": ["linear_attention", "full_attention"],
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+        },
+        "hybrid",
+        ("gqa", "linear"),
+    ),
+    "mamba": (
+        {
+            "model_type": "nemotron_h",
+            "hybrid_override_pattern": "M*-",
+            "num_attention_heads": 8,
+            "num_key_value_heads": 8,
+        },
+        "hybrid",
+        ("mha", "mamba"),
+    ),
+    "sliding": (
+        {"model_type": "gemma3_text", "layer_types": ["sliding_attention"], "sliding_window": 512},
+        "dense",
+        ("sliding",),
+    ),
+    "sinks": (
+        {"model_type": "gpt_oss", "num_local_experts": 32, "layer_types": ["sliding_attention", "full_attention"]},
+        "moe",
+        ("sliding", "sinks"),
+    ),
+    "softcap": (
+        {"model_type": "gemma2", "attn_logit_softcapping": 50.0, "num_attention_heads": 4},
+        "dense",
+        ("mha", "softcap"),
+    ),
+    "window that is off": (
+        {
+            "model_type": "qwen2",
+            "sliding_window": 4096,
+            "use_sliding_window": False,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+        },
+        "dense",
+        ("gqa",),
+    ),
+    "inside text_config": (
+        {
+            "model_type": "x_vl",
+            "text_config": {"model_type": "qwen3", "num_attention_heads": 4, "num_key_value_heads": 2},
+        },
+        "dense",
+        ("gqa",),
+    ),
+}
 
 
 @pytest.mark.parametrize("title", CONFIGS)
@@ -120,7 +205,7 @@ def test_a_damaged_configuration_is_a_usage_error(content: str, tmp_path: Path) 
     path = tmp_path / "m"
     path.mkdir()
     (path / "config.json").write_text(content)
-    with pytest.raises(UsageError, match="config.json"):
+    with pytest.raises(UsageError, match=r"config\.json"):
         model_facts(str(path))
 
 

@@ -57,16 +57,43 @@ def test_an_environment(tmp_path: Path) -> None:
     (site / "deep_gemm").mkdir()
     (site / "deep_gemm" / "__init__.py").write_text("raise SystemExit('imported')")
     facts = software_facts(tmp_path / "bin" / "python")
-    got = {name: facts[f"software.{name}"].value for name in (
-        "python", "torch", "torch_cuda", "sglang", "sglang_true_on_policy", "sgl_kernel", "sgl_kernel_fa3", "sgl_kernel_needs_torch",
-        "flash_attn_3", "flash_attn_2", "flash_attn_4", "vllm", "triton_archs", "deep_gemm", "slime_topp_patch",
-    )}  # fmt: skip
+    got = {
+        name: facts[f"software.{name}"].value
+        for name in (
+            "python",
+            "torch",
+            "torch_cuda",
+            "sglang",
+            "sglang_true_on_policy",
+            "sgl_kernel",
+            "sgl_kernel_fa3",
+            "sgl_kernel_needs_torch",
+            "flash_attn_3",
+            "flash_attn_2",
+            "flash_attn_4",
+            "vllm",
+            "triton_archs",
+            "deep_gemm",
+            "slime_topp_patch",
+        )
+    }
     assert got == {
-        "python": "3.12.3", "torch": "2.8.0+cu128", "torch_cuda": "12.8", "sglang": "0.5.16", "sglang_true_on_policy": True,
-        "sgl_kernel": "0.4.4", "sgl_kernel_fa3": True, "sgl_kernel_needs_torch": "==2.11.0", "flash_attn_3": "3.0.0",
-        "flash_attn_2": "2.8.3", "flash_attn_4": "absent", "vllm": "absent", "triton_archs": ("sm_80", "sm_90a", "sm_120"),
-        "deep_gemm": "0", "slime_topp_patch": False,
-    }  # fmt: skip
+        "python": "3.12.3",
+        "torch": "2.8.0+cu128",
+        "torch_cuda": "12.8",
+        "sglang": "0.5.16",
+        "sglang_true_on_policy": True,
+        "sgl_kernel": "0.4.4",
+        "sgl_kernel_fa3": True,
+        "sgl_kernel_needs_torch": "==2.11.0",
+        "flash_attn_3": "3.0.0",
+        "flash_attn_2": "2.8.3",
+        "flash_attn_4": "absent",
+        "vllm": "absent",
+        "triton_archs": ("sm_80", "sm_90a", "sm_120"),
+        "deep_gemm": "0",
+        "slime_topp_patch": False,
+    }
     assert "sm_120" in facts["software.torch_archs"].value  # type: ignore[operator]
     assert facts["software.sglang"].source.endswith("sglang-0.5.16.dist-info")
     assert not (tmp_path / "RAN").exists()

@@ -70,7 +70,7 @@ def check(
     if against is not None:
         observed = _log(Path(against))
         differences, compared = _differences(planned, observed)
-        planned = observed.over(planned)
+        planned = _settled(planned, observed).over(planned)
     return report(planned, every, wanted, only=only, differences=differences, compared=compared)
 
 
@@ -233,6 +233,16 @@ def _differences(planned: Facts, observed: Facts) -> tuple[tuple[Difference, ...
             continue
         found.append(Difference(name, show(plan.value), show(observed[name].value), observed[name].source))
     return tuple(found), compared
+
+
+def _settled(planned: Facts, observed: Facts) -> Facts:
+    """Return what a log adds to a plan: not the program's defaults, and not who launches, where the plan says it."""
+    weak = [
+        name
+        for name, fact in observed.items()
+        if name in planned and (name.startswith("launch.") or fact.source.startswith("not set;"))
+    ]
+    return Facts(observed.without(*weak))
 
 
 def _same_model(name: str, one: Fact, other: Fact) -> bool:

@@ -185,7 +185,9 @@ def read_file(path: Path) -> Facts:
         assumed = row.get("assumed") is True
         source = f"{path.name}: {str(row.get('source', ''))[:500] or 'no source given'}"
         known[name] = Fact(_value(name, row["value"], where), source, assumed)
-    return Facts(known)
+    reasons = body.get("unknown")
+    unknown = reasons if isinstance(reasons, dict) else {}
+    return Facts(known, {str(name): str(why)[:500] for name, why in unknown.items()})
 
 
 def _value(name: str, raw: object, where: str) -> Value | EachOf:

@@ -178,7 +178,7 @@ def _version_text(name: str, text: object) -> str | None:
     if isinstance(text, bool) or not isinstance(text, str | int | float):
         return None
     written = str(text)
-    if name.endswith(".capability"):
+    if name.endswith(".capability") and written != ABSENT:
         # sm_121, sm121a, 121 and 12.1 are the same device.
         found = re.fullmatch(r"(?:sm_?)?(\d{1,2})\.?(\d)[af]?", written, re.IGNORECASE)
         return f"{found[1]}.{found[2]}" if found else None
