@@ -147,8 +147,8 @@ def test_sglang_server_arguments_of_a_log() -> None:
     line = (
         "[2026-03-12 08:21:25] INFO engine.py:177: server_args=ServerArgs(model_path='Qwen/Qwen3-4B', "
         "attention_backend='flashinfer', decode_attention_backend=None, enable_deterministic_inference=True, "
-        "tokenizer_path='x', disable_radix_cache=True, tp_size=4, speculative_algorithm=None, rl_on_policy_target=None, "
-        "cuda_graph_bs=[1, 2, 4], "
+        "tokenizer_path='x', disable_radix_cache=True, tp_size=4, speculative_algorithm=None, "
+        "rl_on_policy_target=None, cuda_graph_bs=[1, 2, 4], "
         "preferred={'a': (1, 2)}, kv_cache_dtype='auto')"
     )
     facts = read_text(line, "engine.log")
