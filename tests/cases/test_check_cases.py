@@ -375,6 +375,12 @@ ALIKE: list[tuple[str, dict[str, Any], str, str]] = [
         "BI_KERNEL_BUG",
         "",
     ),
+    (
+        "R077 without word on PTX",
+        {"gpu": "B300", "assume": ["software.sgl_kernel_cubins=sm_100a,sm_120a"]},
+        "NO_KERNEL_IMAGE",
+        "unknown",
+    ),
     ("R123 falcon-h1", {"gpu": "H200", "model": "Falcon-H1-7B-Instruct"}, "MAMBA_PREFILL_DECODE_KERNELS", "no"),
     ("R123 GDN", {"gpu": "H200", "model": "Qwen3-Next-80B-A3B-Instruct"}, "LINEAR_PREFILL_DECODE_KERNELS", "no"),
     ("R123 but dense", {"gpu": "H200", "model": "Qwen3-4B"}, "MAMBA_PREFILL_DECODE_KERNELS", ""),

@@ -147,7 +147,7 @@ def _bit_exact(every: Iterable[Contract]) -> tuple[str, ...]:
 def _is_asked(contract: Contract, facts: Facts) -> bool:
     if "launch.given" not in facts or facts["launch.given"].value is not True:
         return False
-    return any(rules.check(condition, facts).verdict is rules.Verdict.YES for condition in contract.asked_by)
+    return any(rules.check_all(group, facts).verdict is rules.Verdict.YES for group in contract.asked_by)
 
 
 def _only(

@@ -86,7 +86,7 @@ class Contract:
     Attributes:
         promise: "bit-exact" (engine and trainer agree in every bit) or "deterministic".
         as_of: when its sources were read, as YYYY-MM-DD.
-        asked_by: a launch asks for this contract when one of these holds.
+        asked_by: a launch asks for this contract when every condition of one of these groups holds.
         instead: what to say before the alternatives.
     """
 
@@ -97,7 +97,7 @@ class Contract:
     summary: str
     sources: tuple[str, ...]
     versions: tuple[VersionRange, ...]
-    asked_by: tuple[Condition, ...]
+    asked_by: tuple[tuple[Condition, ...], ...]
     requirements: tuple[Requirement, ...]
     alternatives: tuple[Alternative, ...]
     instead: str = ""
@@ -110,6 +110,7 @@ class Fault:
     Attributes:
         status: "fail" or "warn".
         breaks: contracts that do not hold while it is there.
+        doubt: when the first sign is there and another unknown, those contracts are unknown, not untouched.
     """
 
     code: str
@@ -121,6 +122,7 @@ class Fault:
     hint: str
     source: str
     fixes: tuple[Fix, ...] = ()
+    doubt: bool = False
 
 
 @dataclass(frozen=True)

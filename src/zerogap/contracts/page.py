@@ -36,7 +36,7 @@ as_of = "2026-11-30"                 # when the sources were read
 summary = "What it promises, and what it does not."
 sources = ["where this was read"]
 include = ["sglang-attention"]       # optional: shared sets of requirements
-asked_by = [["engine.kind", "is", "sglang"]]   # optional: a launch asks for it when one of these holds
+asked_by = [[["engine.kind", "is", "sglang"]]]   # optional: a launch asks for it when one group holds
 instead = "What to say before the alternatives."
 
 [versions]                           # optional: below `first` the answer is no, above `tested_to` unknown

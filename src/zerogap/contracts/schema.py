@@ -52,7 +52,7 @@ class _Table:
             raise UsageError(f"{self.where}: no key is named {key!r}{nearest(key, self.known)}")
 
 
-_KINDS = {str: "text", list: "list", dict: "table", int: "whole number"}
+_KINDS = {str: "text", list: "list", dict: "table", int: "whole number", bool: "yes or no"}
 
 
 def read_condition(row: object, where: str) -> Condition:
@@ -93,6 +93,13 @@ def _conditions(table: _Table, key: str) -> tuple[Condition, ...]:
     return tuple(read_condition(row, f"{table.where}, {key}") for row in table.take(key, list, []))
 
 
+def _groups(table: _Table, key: str) -> tuple[tuple[Condition, ...], ...]:
+    groups = table.take(key, list, [])
+    if not all(isinstance(group, list) and group for group in groups):
+        raise UsageError(f"{table.where}: {key} is a list of lists of conditions")
+    return tuple(tuple(read_condition(row, f"{table.where}, {key}") for row in group) for group in groups)
+
+
 def _fixes(table: _Table) -> tuple[Fix, ...]:
     fixes = []
     for index, row in enumerate(table.take("fix", list, [])):
@@ -115,16 +122,12 @@ def _requirement(row: object, where: str) -> Requirement:
     level = table.take("level", str, "require")
     if level not in ("require", "warn"):
         raise UsageError(f"{table.where}: level is require or warn, not {level!r}")
-    groups = table.take("any_of", list, [])
     requirement = Requirement(
         identity,
         table.take("what", str),
         when=_conditions(table, "when"),
         needs=_conditions(table, "needs"),
-        any_of=tuple(
-            tuple(read_condition(item, f"{table.where}, any_of") for item in group) if isinstance(group, list) else ()
-            for group in groups
-        ),
+        any_of=_groups(table, "any_of"),
         unproven=_conditions(table, "unproven"),
         level=level,
         expected=table.take("expected", str, "") or "",
@@ -137,8 +140,6 @@ def _requirement(row: object, where: str) -> Requirement:
     table.close()
     if not requirement.needs and not requirement.any_of:
         raise UsageError(f"{table.where}: needs or any_of must hold a condition")
-    if any(not group for group in requirement.any_of):
-        raise UsageError(f"{table.where}: any_of is a list of lists of conditions")
     return requirement
 
 
@@ -182,7 +183,7 @@ def parse_contract(text: str, where: str, shared: Mapping[str, tuple[Requirement
         table.take("summary", str),
         _texts(table, "sources"),
         _versions(table),
-        _conditions(table, "asked_by"),
+        _groups(table, "asked_by"),
         (*requirements, *included),
         tuple(_alternative(row, f"{where}, alternative") for row in table.take("alternative", list, [])),
         table.take("instead", str, "") or "",
@@ -315,6 +316,7 @@ def faults() -> tuple[Fault, ...]:
                 table.take("hint", str),
                 table.take("source", str),
                 _fixes(table),
+                table.take("doubt", bool, False),
             )
         )
         table.close()

@@ -126,7 +126,7 @@ def _why(judgement: Judgement) -> str:
         return (broken[0].says or broken[0].observed) + more
     if judgement.missing:
         names = judgement.missing
-        return "unknown: " + ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        return "needs " + ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     return next((f.says for f in judgement.findings if f.verdict is Verdict.UNKNOWN and f.says), "")
 
 

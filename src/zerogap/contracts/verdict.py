@@ -169,7 +169,9 @@ def judge(contract: Contract, facts: Facts, known_faults: Sequence[Fault] = (), 
     findings = [finding for item in contract.requirements if (finding := _requirement(item, facts))]
     findings += [_version(version, facts) for version in contract.versions]
     findings += [
-        _fault(fault, facts) for fault in known_faults if contract.name in fault.breaks and is_there(fault, facts)
+        finding
+        for fault in known_faults
+        if contract.name in fault.breaks and (finding := _fault(fault, facts)) and finding.verdict is not Verdict.YES
     ]
     verdict = rules.all_of([finding.verdict for finding in findings if finding.level == "require"])
     judgement = Judgement(contract, verdict, tuple(findings))
@@ -184,11 +186,6 @@ def judge(contract: Contract, facts: Facts, known_faults: Sequence[Fault] = (), 
         ]
         judgement = replace(judgement, findings=tuple(findings))
     return judgement
-
-
-def is_there(fault: Fault, facts: Facts) -> bool:
-    """Whether every sign of a known fault is there."""
-    return rules.check_all(fault.when, facts).verdict is Verdict.YES
 
 
 def offers(
@@ -297,25 +294,31 @@ def _version(wanted: VersionRange, facts: Facts) -> Finding:
 
 
 def _fault(fault: Fault, facts: Facts) -> Finding:
+    """Judge a fault: no when it is there, unknown when its first sign is there and the rest is not known, else yes."""
+    outcome = rules.check_all(fault.when, facts)
+    verdict = Verdict.NO if outcome.verdict is Verdict.YES else Verdict.YES
+    if outcome.verdict is Verdict.UNKNOWN and fault.doubt and rules.check(fault.when[0], facts).verdict is Verdict.YES:
+        verdict = Verdict.UNKNOWN
     names = dict.fromkeys(name for condition in fault.when for name in condition.names)
     return Finding(
         fault.code,
         fault.title,
-        Verdict.NO,
+        verdict,
         "require" if fault.status == "fail" else "warn",
         "none of: " + "; ".join(str(condition) for condition in fault.when),
         _observed(fault.when, facts),
-        fill(fault.says, facts),
-        fill(fault.hint, facts),
+        fill(fault.says, facts) if verdict is Verdict.NO else "",
+        fill(fault.hint, facts) if verdict is Verdict.NO else "",
         "",
         fault.source,
-        {name: facts[name] for name in names},
+        {name: facts[name] for name in names if name in facts},
+        {name: how_to_learn(name, facts) for name in outcome.missing} if verdict is Verdict.UNKNOWN else {},
     )
 
 
 def fault_findings(known_faults: Iterable[Fault], facts: Facts) -> tuple[Finding, ...]:
     """Return the known faults that are there."""
-    return tuple(_fault(fault, facts) for fault in known_faults if is_there(fault, facts))
+    return tuple(finding for fault in known_faults if (finding := _fault(fault, facts)).verdict is Verdict.NO)
 
 
 def _shown(name: str, fact: Fact) -> str:
