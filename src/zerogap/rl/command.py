@@ -57,8 +57,8 @@ def _drive(run: Run, as_json: bool) -> Outcome:
             ):
                 display.note(describe(run))
                 outcome = Loop(run, pool, journal, writer, display).run()
-                display.note(summary(outcome, run.folder))
-                return outcome
+            display.note(summary(outcome, run.folder))
+            return outcome
         except OSError as error:
             raise UsageError(
                 f"{run.folder}: cannot be written ({error.strerror}); free space or set another run.dir, "

@@ -175,7 +175,7 @@ class TrainSection(Section):
         "sequence-mean-token-sum-norm = mean over sequences of their token sums / rollout.max_tokens",
     )
     updates_per_rollout: int = Field(
-        default=1, ge=1, description="optimiser updates per step; each takes its share of the prompts"
+        default=1, ge=1, description="optimiser updates per step; each takes its share of the completions"
     )
     tokens_per_micro_batch: int = Field(default=4096, ge=1, description="tokens per forward and backward pass")
     gradient_checkpointing: bool = Field(

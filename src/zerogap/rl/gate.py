@@ -121,8 +121,8 @@ class Totals:
         self.tokens_different += found.tokens_different
         self.tokens_nonfinite += found.tokens_nonfinite
         self.gap_sum += found.gap_sum
-        # max() would keep a number over a later NaN.
-        self.gap_max = math.nan if math.isnan(found.gap_max) else max(found.gap_max, self.gap_max)
+        # max() would drop a NaN on one side.
+        self.gap_max = max(self.gap_max, found.gap_max) if self.gap_max + found.gap_max >= 0 else math.nan
 
     def state(self) -> dict[str, Any]:
         """Return the sums as JSON values; NaN as a text."""
