@@ -14,8 +14,7 @@ import pytest
 import zerogap
 from zerogap.cli import run
 from zerogap.contracts.check import check
-from zerogap.contracts.command import store_check
-from zerogap.contracts.report import redacted
+from zerogap.contracts.report import redacted, store_check
 from zerogap.contracts.rules import Verdict
 
 MILES = "miles/qwen3-dense-v1"

@@ -9,11 +9,10 @@ from pathlib import Path
 
 from zerogap.console import message, out, print_json
 from zerogap.contracts.check import check, stacks, with_rechecks
-from zerogap.contracts.report import SCHEMA, SCHEMA_VERSION, Report
+from zerogap.contracts.report import SCHEMA, SCHEMA_VERSION
 from zerogap.contracts.schema import all_contracts, load_folder
 from zerogap.errors import ExitCode, UsageError
 from zerogap.facts import collect
-from zerogap.files import write_text_atomic
 
 
 @dataclass(frozen=True)
@@ -122,13 +121,3 @@ def _list(options: Options) -> int:
 
         print_contracts(contracts, out())
     return int(ExitCode.HOLDS)
-
-
-def store_check(report: Report, folder: Path) -> Path:
-    """Write a report into a run folder as ``check.json``, whole or not at all, and return its path."""
-    import json
-
-    path = folder / "check.json"
-    body = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, **report.to_json()}
-    write_text_atomic(path, json.dumps(body, sort_keys=True, indent=1) + "\n")
-    return path

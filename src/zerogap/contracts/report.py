@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from zerogap.console import finite
 from zerogap.contracts.rules import Verdict, all_of, any_of
 from zerogap.contracts.verdict import Finding, Judgement
 from zerogap.errors import ExitCode
 from zerogap.facts.fact import Facts
+from zerogap.files import write_text_atomic
 
 SCHEMA, SCHEMA_VERSION = "zerogap.check", 1
 
@@ -107,6 +111,14 @@ class Report:
             "facts": {name: self.facts[name].to_json() for name in sorted(self.facts)},
             "unknown": dict(sorted(self.facts.unknown.items())),
         }
+
+
+def store_check(report: Report, folder: Path) -> Path:
+    """Write a report into a run folder as ``check.json``, whole or not at all, and return its path."""
+    path = folder / "check.json"
+    body = finite({"schema": SCHEMA, "schema_version": SCHEMA_VERSION, **report.to_json()})
+    write_text_atomic(path, json.dumps(body, sort_keys=True, indent=1) + "\n")
+    return path
 
 
 def recheck(command: Sequence[str], contract: str, identity: str) -> str:

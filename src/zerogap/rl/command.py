@@ -8,7 +8,10 @@ from pathlib import Path
 import torch
 
 from zerogap.console import print_json
+from zerogap.contracts.report import Report, store_check
+from zerogap.contracts.training import training_report
 from zerogap.errors import ExitCode, UsageError
+from zerogap.models.hub import resolve_model
 from zerogap.rl.config_load import load_config
 from zerogap.rl.display import make_display
 from zerogap.rl.loop import Loop, Outcome
@@ -31,8 +34,9 @@ def train_command(config_path: Path, overrides: Sequence[str], resume: str | Non
     config = load_config(config_path, overrides)
     folder = Path(config.run.dir)
     try:
+        report = training_report(resolve_model(config.model.path))
         run = set_up(config, resume)
-        outcome = _drive(run, as_json)
+        outcome = _drive(run, report, as_json)
     except KeyboardInterrupt:
         raise UsageError(f"interrupted; what {folder} holds is whole, continue it with --resume auto") from None
     if as_json:
@@ -42,11 +46,12 @@ def train_command(config_path: Path, overrides: Sequence[str], resume: str | Non
     return int(ExitCode.DOES_NOT_HOLD if outcome.stopped else ExitCode.HOLDS)
 
 
-def _drive(run: Run, as_json: bool) -> Outcome:
+def _drive(run: Run, report: Report, as_json: bool) -> Outcome:
     config = run.config
     with RewardPool(run.task.reward, config.reward.workers, config.reward.time_limit_s, config.reward.on_error) as pool:
         pool.check()
         make_folder(run)
+        store_check(report, run.folder)
         pool.log_to(run.folder / "rewards.log")
         first = 0 if run.checkpoint is None else run.checkpoint.state.step
         journal = RewardJournal(run.folder / "rewards.jsonl", first)
