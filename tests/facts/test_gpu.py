@@ -195,6 +195,23 @@ def test_no_gpu_is_a_fact(monkeypatch: pytest.MonkeyPatch) -> None:
     assert facts["gpu.engine.capability"].value == "absent"
 
 
+def test_amdsmi(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = SimpleNamespace(
+        AmdSmiException=RuntimeError,
+        amdsmi_init=lambda: None,
+        amdsmi_shut_down=lambda: None,
+        amdsmi_get_processor_handles=lambda: [0],
+        amdsmi_get_gpu_asic_info=lambda _: {
+            "market_name": "AMD Instinct MI300X",
+            "target_graphics_version": "gfx942",
+        },
+        amdsmi_get_gpu_vram_info=lambda _: {"vram_size": 196608},
+    )
+    monkeypatch.setitem(sys.modules, "amdsmi", library)
+    found, source = gpu._amd()
+    assert (source, found) == ("amdsmi", [gpu.Gpu("AMD Instinct MI300X", "amd", gfx="gfx942", memory_gib=192.0)])
+
+
 def test_amd_topology(tmp_path: Path) -> None:
     for index, version in enumerate((0, 90402, 90010)):
         node = tmp_path / str(index)

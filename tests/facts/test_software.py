@@ -99,6 +99,14 @@ def test_an_environment(tmp_path: Path) -> None:
     assert not (tmp_path / "RAN").exists()
 
 
+def test_torch_builds_of_the_table(tmp_path: Path) -> None:
+    site = _venv(tmp_path)
+    _install(site, "torch", "2.11.0+cu130")
+    facts = software_facts(tmp_path / "bin" / "python")
+    assert "sm_120" in facts["software.torch_archs"].value  # type: ignore[operator]
+    assert "manywheel" in facts["software.torch_archs"].source
+
+
 def test_a_torch_build_that_is_in_no_table_is_unknown(tmp_path: Path) -> None:
     site = _venv(tmp_path)
     _install(site, "torch", "9.9.0+cu990")

@@ -204,7 +204,9 @@ def _nvml_gpu(nvml: object, index: int) -> Gpu:
 
 
 def _amd(root: Path = Path("/sys/class/kfd/kfd/topology/nodes")) -> tuple[list[Gpu], str]:
-    """Return AMD GPUs from the kernel's compute topology (what amdsmi reads, too)."""
+    """Return AMD GPUs by amdsmi where it is installed, else from the kernel's compute topology."""
+    if found := _amdsmi():
+        return found, "amdsmi"
     gpus: list[Gpu] = []
     try:
         nodes = sorted(root.iterdir(), key=lambda node: (len(node.name), node.name))
@@ -224,6 +226,31 @@ def _amd(root: Path = Path("/sys/class/kfd/kfd/topology/nodes")) -> tuple[list[G
         gfx = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
         gpus.append(Gpu(gfx, "amd", gfx=gfx, memory_gib=_amd_memory(node)))
     return gpus, str(root)
+
+
+def _amdsmi() -> list[Gpu]:
+    try:
+        import amdsmi
+    except (ImportError, OSError, KeyError):
+        return []  # without ROCm its import fails in several ways
+    try:
+        amdsmi.amdsmi_init()
+    except amdsmi.AmdSmiException:
+        return []
+    try:
+        gpus = []
+        for handle in amdsmi.amdsmi_get_processor_handles():
+            asic = amdsmi.amdsmi_get_gpu_asic_info(handle)
+            memory = amdsmi.amdsmi_get_gpu_vram_info(handle).get("vram_size")
+            gfx = str(asic.get("target_graphics_version", ""))
+            name = str(asic.get("market_name") or gfx)
+            gigabytes = round(memory / 1024, 1) if isinstance(memory, int) else None
+            gpus.append(Gpu(name, "amd", gfx=gfx if gfx.startswith("gfx") else None, memory_gib=gigabytes))
+        return gpus
+    except amdsmi.AmdSmiException:
+        return []
+    finally:
+        amdsmi.amdsmi_shut_down()
 
 
 def _amd_memory(node: Path) -> float | None:

@@ -77,7 +77,7 @@ def _why(name: str) -> dict[str, str]:
     reason = f"{name!r} is no folder, not in the hub cache and not in the table of known models"
     return {
         f"model.{field}": reason + nearest(name, known_models())
-        for field in ("family", "kind", "architecture", "dtype", "quantization")
+        for field in ("family", "kind", "attention", "architecture", "dtype", "quantization")
     }
 
 

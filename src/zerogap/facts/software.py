@@ -205,7 +205,9 @@ def _torch(torch: Fact, found: dict[str, list[Distribution]], folders: list[Path
         known["software.torch_cuda"] = Fact(cuda, source)
     for row in _tables()["torch_builds"]:
         if version.startswith(row["torch"] + ".") and cuda == row["cuda"]:
-            known["software.torch_archs"] = Fact(tuple(row["archs"]), f"table of PyTorch builds ({row['source']})")
+            known["software.torch_archs"] = Fact(
+                tuple(row["archs"]), f"table of PyTorch builds ({_tables()['torch_builds_source']})"
+            )
     return known
 
 
