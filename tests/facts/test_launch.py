@@ -167,6 +167,13 @@ def test_sglang_server_arguments_of_a_log() -> None:
     assert facts["engine.tp"].source == "engine.log line 1: --tp-size 4"
 
 
+def test_several_engines_of_a_log_stand_side_by_side() -> None:
+    line = "(SGLangEngine pid={}) server_args=ServerArgs(model_path='m', attention_backend='{}', tp_size=2)\n"
+    facts = read_text(line.format(1, "fa3") + line.format(2, "triton") + line.format(3, "fa3"), "run.log")
+    assert facts["engine.attention_backend"].value == EachOf(("fa3", "triton"))
+    assert facts["engine.tp"].value == 2
+
+
 def test_vllm_engine_lines_of_a_log() -> None:
     log = (
         "(APIServer pid=1) INFO 06-01 21:51:24 [utils.py:278] non-default args: {'model_tag': 'Qwen/Qwen3-8B', "
@@ -297,7 +304,7 @@ def test_server_groups_are_resolved(tmp_path: Path) -> None:
     )
     facts = read_launch(script)
     assert facts["engine.attention_backend"].value == EachOf(("fa3", "triton"))
-    assert "only some server groups" in facts.unknown["engine.tp"]
+    assert "only some of them" in facts.unknown["engine.tp"]
     script.write_text(
         "python train.py --train-backend fsdp --sglang-attention-backend fa3 --sglang-config ${WHERE}/g.yaml\n"
     )

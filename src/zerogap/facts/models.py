@@ -63,7 +63,7 @@ def model_facts(text: str, source: str = "--model", *, must_exist: bool = True) 
     known = {"model.name": Fact(name, source), "model.path": Fact(text, source)}
     folder = Path(text).expanduser()
     written_as_path = text.startswith((".", "/", "~")) or text.count("/") > 1
-    if folder.is_dir() and ((folder / "config.json").is_file() or written_as_path):
+    if folder.is_dir() and ((folder / "config.json").is_file() or (written_as_path and must_exist)):
         return Facts({**known, **_from_config(folder)})
     if written_as_path and must_exist:
         raise UsageError(f"{source}: there is no model folder at {text}")

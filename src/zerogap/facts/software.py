@@ -64,13 +64,22 @@ def site_folders(python: Path | None) -> tuple[list[Path], str]:
     if not where.exists():
         raise UsageError(f"--python {python}: no such file; name the interpreter, such as venv/bin/python")
     home = where if where.is_dir() else where.parent.parent
-    found = sorted(home.glob("lib*/python3*/site-packages")) + sorted(home.glob("lib/python3*/dist-packages"))
-    folders = [folder for folder in found if folder.is_dir()]
+    # Debian's own Python keeps what pip installs under /usr/local.
+    homes = [home, Path("/usr/local")] if home == Path("/usr") else [home]
+    named = re.search(r"python(3\.\d+)$", where.resolve().name) if home in (Path("/usr"), Path("/usr/local")) else None
+    wanted = f"python{named[1]}" if named else "python3*"
+    patterns = (f"lib*/{wanted}/site-packages", f"lib/{wanted}/dist-packages", "lib/python3/dist-packages")
+    folders = [
+        folder for base in homes for pattern in patterns for folder in sorted(base.glob(pattern)) if folder.is_dir()
+    ]
+    folders = list(dict.fromkeys(folders))
     if not folders:
         raise UsageError(
             f"--python {python}: no lib/python3*/site-packages beside it; name a virtual environment's python"
         )
-    version = _config_version(home) or re.sub(r".*python(3\.\d+)$", r"\1", str(folders[0].parent))
+    version = _config_version(home) or (
+        named[1] if named else re.sub(r".*python(3[.\d]*)$", r"\1", str(folders[0].parent))
+    )
     if _config_value(home, "include-system-site-packages") == "true" and (base := _config_value(home, "home")):
         parent = Path(base).parent
         folders += sorted(parent.glob(f"lib/{folders[0].parent.name}/*-packages"))
@@ -284,7 +293,8 @@ def _libraries(folders: list[Path]) -> dict[str, Fact]:
     missing: dict[str, None] = {}
     for path in extensions:
         for library in elf.needed(path) or ():
-            if re.match(r"lib(cu|nv|nccl)", library) and library not in provided:
+            # The driver's own libraries come with the driver, not with an environment.
+            if re.match(r"lib(cu(?!da\.so)|nv(?!idia)|nccl)", library) and library not in provided:
                 missing[f"{library}<-{path.parent.name}/{path.name}"] = None
     source = f"ELF headers of {len(extensions)} extensions"
     return {
