@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -276,6 +277,13 @@ def test_only(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean 'engine-gpu'" in err
 
 
+def test_only_a_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    base = ("--gpu", "H100", "--assume", "probe.seed_ignored=/v1/completions")
+    assert _json(capsys, *base, "--only", "SEED_IGNORED")["exit_code"] == 1, "a warning that is asked about decides"
+    assert _json(capsys, "--gpu", "H100", "--only", "SEED_IGNORED")["exit_code"] == 0
+    assert _json(capsys, *base)["exit_code"] == 3
+
+
 def test_recheck_commands_give_the_same_answer(capsys: pytest.CaptureFixture[str]) -> None:
     import shlex
 
@@ -376,6 +384,25 @@ def test_text_of_a_launch_is_inert_on_a_terminal(capsys: pytest.CaptureFixture[s
     )
     assert "\x1b" not in out
     assert "\x07" not in out
+
+
+def test_a_terminal_gets_colours_and_wrapped_lines() -> None:
+    from io import StringIO
+
+    from rich.console import Console
+
+    from zerogap.contracts.schema import built_in
+    from zerogap.contracts.show import print_contracts, print_report
+
+    for explain in (False, True):
+        screen = StringIO()
+        console = Console(file=screen, force_terminal=True, width=80, markup=False, highlight=False)
+        print_report(check(gpu="GB10", model="Qwen3-0.6B", contracts=MILES), console, explain=explain)
+        print_report(check(gpu="GB10"), console, explain=explain)
+        print_contracts(built_in(), console)
+        lines = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue()).split("\n")
+        assert max(len(line) for line in lines) <= 80
+        assert "\x1b[1;31m" in screen.getvalue()
 
 
 def test_secrets_are_redacted(capsys: pytest.CaptureFixture[str]) -> None:

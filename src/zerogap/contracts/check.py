@@ -137,6 +137,7 @@ def report(
         differences,
         compared,
         _notes(facts, asked),
+        only is not None,
     )
 
 
@@ -204,8 +205,10 @@ def _name(fact: Fact) -> str:
 def _log(path: Path) -> Facts:
     if not path.is_file():
         raise UsageError(f"--against {path}: no such file")
-    with open(path, "rb") as stream:
-        text = stream.read(runlog.LIMIT).decode("utf-8", "replace")
+    try:
+        text = runlog.load(path)
+    except OSError as error:
+        raise UsageError(f"--against {path}: {error.strerror or error}") from None
     errors = runlog.error_facts(text, path.name)
     if runlog.is_log(text):
         return errors.over(launch.read_text(text, path.name))

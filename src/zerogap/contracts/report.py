@@ -50,6 +50,7 @@ class Report:
         differences: against a run's log, when one was given.
         compared: how many settings were compared with the log, or None without one.
         notes: what a reader should know beside the verdicts.
+        only: one requirement or fault was asked about; a fault that is there then decides, even a warning.
     """
 
     judgements: tuple[Judgement, ...]
@@ -60,13 +61,14 @@ class Report:
     differences: tuple[Difference, ...] = ()
     compared: int | None = None
     notes: tuple[str, ...] = ()
+    only: bool = False
 
     @property
     def verdict(self) -> Verdict:
         """The verdict over the decisive contracts (and the log, when one was compared)."""
         verdicts = [item.verdict for item in self.judgements if item.contract.name in self.decisive]
         verdict = all_of(verdicts) if self.every else any_of(verdicts)
-        return Verdict.NO if self.differences else verdict
+        return Verdict.NO if self.differences or (self.only and self.faults) else verdict
 
     @property
     def exit_code(self) -> ExitCode:

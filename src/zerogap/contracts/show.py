@@ -214,16 +214,20 @@ def _inert(text: str) -> str:
 
 def _line(console: Console, text: str, style: str = "", indent: int = 0) -> None:
     """Print one line; long ones wrap under their own beginning on a terminal and stay whole when piped."""
-    words = Text(_inert(text), style=style)
-    if indent and console.is_terminal:
-        lead = text[:indent]
-        grid = Table.grid()
-        grid.add_column(width=indent, no_wrap=True)
-        grid.add_column(overflow="fold")
-        grid.add_row(_inert(lead), _inert(text[indent:]))
-        console.print(grid)
-    else:
-        console.print(Padding(words, 0) if console.is_terminal else words, soft_wrap=not console.is_terminal)
+    flat = _inert(text)
+    if not console.is_terminal:
+        console.print(Text(flat, style=style), soft_wrap=True)
+        return
+    body = flat.lstrip()
+    lead = len(flat) - len(body)
+    if not indent:
+        console.print(Padding(Text(body, style=style), (0, 0, 0, lead), expand=False))
+        return
+    grid = Table.grid()
+    grid.add_column(width=indent, no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row(flat[:indent], flat[indent:])
+    console.print(grid)
 
 
 def print_contracts(contracts: Iterable[Contract], console: Console) -> None:

@@ -62,13 +62,11 @@ def read_launch(path: Path) -> Facts:
         )
     name = path.name
     try:
-        with open(path, "rb") as stream:
-            data = stream.read(runlog.LIMIT)
+        text = runlog.load(path)
     except OSError as error:
         raise UsageError(f"--launch {path}: {error.strerror or error}") from None
-    text = data.decode("utf-8", "replace")
     if path.suffix in (".yaml", ".yml"):
-        if len(data) > SCRIPT_LIMIT:
+        if len(text) > SCRIPT_LIMIT:
             raise UsageError(f"--launch {path}: larger than {SCRIPT_LIMIT // 2**20} MiB; it is no launch configuration")
         return _finish(_configuration(parse_yaml(text, name), name))
     return read_text(text, name, path.resolve().parent)
