@@ -120,6 +120,35 @@ def check(
     raise typer.Exit(check_command(options))
 
 
+@app.command()
+def certify(
+    model: Annotated[
+        str, typer.Option("--model", help="Model folder, hub name, or builtin:tiny-qwen3.")
+    ] = "builtin:tiny-qwen3",
+    ops: Annotated[
+        str, typer.Option("--ops", help="zerogap: prove ours; torch: show which of torch's own break the row law.")
+    ] = "zerogap",
+    full: Annotated[bool, typer.Option("--full/--quick", help="More shapes and sequences.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", help="Certificate file; else the certificate folder.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Prove on this device, for this model's shapes, that engine and trainer agree bit for bit.
+
+    Exit codes: 0 every proof holds; 1 one does not, and the first is named; 2 bad input.
+    """
+    from zerogap.errors import UsageError, nearest
+    from zerogap.threads import prepare_environment
+
+    if ops not in ("zerogap", "torch"):
+        raise UsageError(f"--ops {ops!r}: must be zerogap or torch{nearest(ops, ['zerogap', 'torch'])}")
+    prepare_environment()
+    from zerogap.certify.command import certify_command
+
+    raise typer.Exit(certify_command(model, ops, full, json, output))
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit the process with a documented code (see ``zerogap.errors.ExitCode``)."""
     sys.exit(run(arguments))
