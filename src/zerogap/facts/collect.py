@@ -15,6 +15,7 @@ from typing import Any
 
 from zerogap.errors import UsageError
 from zerogap.facts import flags, gpu, models, software
+from zerogap.facts.certified import certificate_facts
 from zerogap.facts.elf import cubins
 from zerogap.facts.fact import EachOf, Fact, Facts, Value, convert
 
@@ -69,6 +70,8 @@ def gather(question: Question) -> Facts:
     facts = Facts()
     for layer in reversed([layer for layer in layers if layer is not None]):
         facts = layer.over(facts)
+    if here:
+        facts = facts.over(certificate_facts(facts))
     return _with_launch_given(facts)
 
 

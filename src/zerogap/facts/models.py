@@ -18,6 +18,7 @@ _CONFIG_LIMIT = 4 * 2**20
 _SIZES = {
     "num_hidden_layers": "layers",
     "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
     "num_attention_heads": "heads",
     "num_key_value_heads": "kv_heads",
     "head_dim": "head_dim",
@@ -61,6 +62,8 @@ def model_facts(text: str, source: str = "--model", *, must_exist: bool = True) 
         raise UsageError(f"{source}: write a model folder, hub name or known name")
     name = short_name(text.strip())
     known = {"model.name": Fact(name, source), "model.path": Fact(text, source)}
+    if text.startswith("builtin:"):
+        return Facts({**known, "model.name": Fact(text, source), **_from_config(_built_in(text))})
     folder = Path(text).expanduser()
     written_as_path = text.startswith((".", "/", "~")) or text.count("/") > 1
     if folder.is_dir() and ((folder / "config.json").is_file() or (written_as_path and must_exist)):
@@ -71,6 +74,14 @@ def model_facts(text: str, source: str = "--model", *, must_exist: bool = True) 
     if cached is not None:
         return Facts({**known, **_from_config(cached)})
     return Facts({**known, **_from_table(name)}, _why(name))
+
+
+def _built_in(text: str) -> Path:
+    root = Path(str(files("zerogap"))) / "data"
+    shipped = sorted(f"builtin:{path.parent.name}" for path in root.glob("*/config.json"))
+    if text not in shipped:
+        raise UsageError(f"no model {text!r} is built in{nearest(text, shipped)}; built in: {', '.join(shipped)}")
+    return root / text.removeprefix("builtin:")
 
 
 def _why(name: str) -> dict[str, str]:
@@ -137,6 +148,11 @@ def _from_config(folder: Path) -> dict[str, Fact]:
 
     for key, name in _SIZES.items():
         tell(name, body.get(key))
+    if "model.kv_heads" not in known:
+        tell("kv_heads", body.get("num_attention_heads"))
+    hidden, heads = body.get("hidden_size"), body.get("num_attention_heads")
+    if "model.head_dim" not in known and isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
+        tell("head_dim", 128 if body.get("model_type") == "qwen3" else hidden // heads)
     architectures = config.get("architectures")
     if isinstance(architectures, list) and architectures and isinstance(architectures[0], str):
         tell("architecture", architectures[0])
