@@ -235,6 +235,13 @@ def test_a_hidden_value_is_unknown_and_named() -> None:
     assert "${T:-1}" in finding.missing["rollout.temperature"]
 
 
+def test_a_hidden_model_is_named() -> None:
+    report = check(gpu="H200", launch=CONTRACT.replace("/m/Qwen3-4B", "${MODEL}"), stack="miles-2026-08")
+    assert report.exit_code == 3
+    finding = next(item for item in report.judgements[0].findings if item.id == "model")
+    assert "${MODEL}" in finding.missing["model.name"]
+
+
 def test_duplicate_flags_are_told() -> None:
     report = check(gpu="H200", launch=CONTRACT + "--sglang-attention-backend fa3 --sglang-attention-backend triton")
     assert any("the last wins over" in note for note in report.notes)

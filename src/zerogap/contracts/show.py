@@ -57,7 +57,11 @@ def print_report(report: Report, console: Console, *, explain: bool = False) -> 
     console.print()
     if not shown and report.judgements:
         _line(console, "details of one: zerogap check --contract NAME; of all: --explain")
-    names = (" and " if report.every else " or ").join(report.decisive) or "nothing that was asked about is there"
+    telling = [item.contract.name for item in report.judgements if item.verdict is report.verdict]
+    named = report.decisive if report.every else [name for name in report.decisive if name in telling]
+    names = (" and " if report.every or report.verdict is Verdict.NO else " or ").join(
+        named
+    ) or "nothing that was asked about is there"
     _line(console, f"{_ENDS[report.verdict]} (exit {int(report.exit_code)}): {names}", _STYLE[report.verdict])
 
 

@@ -60,6 +60,8 @@ def gather(question: Question) -> Facts:
         layers.append(models.model_facts(question.model))
     elif question.launch is not None and (served := question.launch.get("engine.model")):
         layers.append(models.model_facts(str(served.value), served.source, must_exist=False))
+    elif question.launch is not None and (why := question.launch.unknown.get("engine.model")):
+        layers.append(Facts({}, {f"model.{field}": why for field in ("name", *models.ASKED)}))
     if question.gpus:
         layers.append(gpu.planned_facts(list(question.gpus)))
     if question.python is not None or (here and question.stack is None):

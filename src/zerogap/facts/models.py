@@ -26,6 +26,7 @@ _SIZES = {
     "max_position_embeddings": "max_positions",
     "tie_word_embeddings": "tied_embeddings",
 }
+ASKED = ("family", "kind", "attention", "architecture", "dtype", "quantization")  # what contracts ask of a model
 _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
 _GENERATION = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -86,10 +87,7 @@ def _built_in(text: str) -> Path:
 
 def _why(name: str) -> dict[str, str]:
     reason = f"{name!r} is no folder, not in the hub cache and not in the table of known models"
-    return {
-        f"model.{field}": reason + nearest(name, known_models())
-        for field in ("family", "kind", "attention", "architecture", "dtype", "quantization")
-    }
+    return {f"model.{field}": reason + nearest(name, known_models()) for field in ASKED}
 
 
 def _cached(name: str) -> Path | None:
