@@ -217,6 +217,13 @@ def test_vllm_command() -> None:
     _check(facts, engine__model="Qwen/Qwen3-8B", env__VLLM_BATCH_INVARIANT="1")
 
 
+def test_vllm_image() -> None:
+    facts = read_text(
+        "docker run --gpus all -e VLLM_BATCH_INVARIANT=1 vllm/vllm-openai:v0.32.0 --model Qwen/Qwen3-8B -tp 2"
+    )
+    _check(facts, engine__kind="vllm", engine__deterministic=True, engine__model="Qwen/Qwen3-8B", engine__tp=2)
+
+
 def test_trl_yaml_and_command(tmp_path: Path) -> None:
     config = tmp_path / "grpo.yaml"
     config.write_text(

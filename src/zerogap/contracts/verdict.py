@@ -11,7 +11,7 @@ from zerogap.contracts import rules
 from zerogap.contracts.contract import Alternative, Contract, Fault, Fix, Requirement, VersionRange
 from zerogap.contracts.rules import Condition, Verdict
 from zerogap.contracts.schema import derived
-from zerogap.facts.fact import ABSENT, Fact, Facts, describe, show
+from zerogap.facts.fact import ABSENT, Fact, Facts, show
 
 # How each kind of fact is learned, for the hint beside a missing one.
 _LEARN = {
@@ -26,6 +26,7 @@ _LEARN = {
     "log": "give --against LOG",
 }
 _LAUNCH = "give --launch FILE, or --assume {name}=VALUE"
+_STATE = "state it in the launch, or --assume {name}=VALUE"
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,8 @@ def resolve(facts: Facts) -> Facts:
 
 def how_to_learn(name: str, facts: Facts) -> str:
     """Return why a fact is unknown, or how to establish it."""
-    text = _LEARN.get(name.partition(".")[0], _LAUNCH).format(name=name)
+    launched = "launch.given" in facts and facts["launch.given"].value is True
+    text = _LEARN.get(name.partition(".")[0], _STATE if launched else _LAUNCH).format(name=name)
     why = facts.unknown.get(name)
     return f"{why}; {text}" if why else text
 
@@ -335,7 +337,7 @@ def fill(text: str, facts: Facts) -> str:
 
     def value(found: re.Match[str]) -> str:
         if found[1] not in facts:
-            return f"unknown {describe(found[1]).what}"
+            return "unknown"
         fact = facts[found[1]]
         return fact.source if found[2] else _shown(found[1], fact)
 

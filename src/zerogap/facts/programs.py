@@ -26,6 +26,8 @@ def find_program(words: Sequence[Word]) -> tuple[str, int] | None:
             return "sglang", index + (2 if base == "sglang" else 1)
         if word.text.startswith("vllm.entrypoints.") or (base == "vllm" and following == "serve"):
             return "vllm", index + (2 if base == "vllm" else 1)
+        if base.partition(":")[0] == "vllm-openai":
+            return "vllm", index + 1  # the image starts the server itself
         if base == "trl" and following == "vllm-serve":
             return "vllm", index + 2
         if base == "trl" and re.fullmatch(r"grpo|rloo|online_dpo|gkd|gold|dpo|sft|kto|reward", following):
