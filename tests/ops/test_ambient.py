@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import zerogap
 import zerogap.models
 import zerogap.ops.portable
 from tests.support import random_decoder, same_bits
@@ -38,6 +42,17 @@ def matmul_precision(name: str) -> Iterator[None]:
 
 
 @contextmanager
+def product_precision(name: str) -> Iterator[None]:
+    """The newer, per-operation setting; beside the older one the older getter raises."""
+    products = torch.backends.mkldnn.matmul
+    before, products.fp32_precision = products.fp32_precision, name
+    try:
+        yield
+    finally:
+        products.fp32_precision = before
+
+
+@contextmanager
 def flushing() -> Iterator[None]:
     if not torch.set_flush_denormal(True):
         pytest.skip("this CPU cannot flush subnormal numbers")
@@ -50,6 +65,7 @@ def flushing() -> Iterator[None]:
 STATES = {
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
     "medium precision": lambda: matmul_precision("medium"),
+    "bfloat16 products": lambda: product_precision("bf16"),
     "flush to zero": flushing,
     "inference mode": lambda: torch.inference_mode(),
 }
@@ -77,10 +93,41 @@ def test_control_autocast_without_the_guard_changes_bits() -> None:
 
 
 def test_guard_gives_the_precision_back() -> None:
+    products = torch.backends.mkldnn.matmul
     with matmul_precision("medium"):
+        before = products.fp32_precision
         with ambient.guard():
-            assert torch.get_float32_matmul_precision() == "highest"
+            assert products.fp32_precision == "ieee" != before
+        assert products.fp32_precision == before
         assert torch.get_float32_matmul_precision() == "medium"
+
+
+WORKERS_THAT_FLUSH = """
+import torch
+
+from zerogap.errors import UsageError
+from zerogap.ops import ambient
+
+torch.set_num_threads(3)
+torch.set_flush_denormal(True)
+if {early}:
+    torch.ones(1 << 20).mul(2)  # the worker threads begin, and inherit the mode
+try:
+    with ambient.guard():
+        zeros = (torch.full((1 << 20,), 1.5e-38) * 0.5).view(torch.int32).eq(0).sum().item()
+        print("ran", zeros)
+except UsageError as error:
+    print("refused", error)
+"""
+
+
+@pytest.mark.parametrize(("early", "said"), [(True, "refused"), (False, "ran 0")])
+def test_worker_threads_that_flush_are_refused(early: bool, said: str) -> None:
+    """The mode belongs to each thread: what the calling thread can undo for itself, workers keep."""
+    code = WORKERS_THAT_FLUSH.format(early=early)
+    environment = {**os.environ, "OMP_WAIT_POLICY": "passive", "PYTHONPATH": str(Path(zerogap.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(said), done.stdout
 
 
 def forward_calls(path: Path) -> Iterator[tuple[str, str, int]]:

@@ -14,6 +14,7 @@ Key: TypeAlias = tuple[int, int, int]
 """(step, prompt, sample): names a sequence and is its place in the random numbers."""
 
 _SEED_LIMIT = 2**63
+MIN_TEMPERATURE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,13 @@ class SamplingParams:
     logprobs: int = 0
 
     def __post_init__(self) -> None:
-        _number("temperature", self.temperature, lambda value: 0 <= value < math.inf, "0 (greedy) or more")
+        # Logits divided by less than this overflow float32.
+        _number(
+            "temperature",
+            self.temperature,
+            lambda value: value == 0 or MIN_TEMPERATURE <= value < math.inf,
+            f"0 (greedy), or {MIN_TEMPERATURE} or more",
+        )
         _number("top_p", self.top_p, lambda value: 0 < value <= 1, "above 0 and at most 1 (1 is off)")
         _number("min_p", self.min_p, lambda value: 0 <= value <= 1, "from 0 (off) to 1")
         _integer("top_k", self.top_k, 0, "0 (off) or more")

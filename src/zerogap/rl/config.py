@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+_MIN_TEMPERATURE = 1e-4  # as the engine's; this module imports no torch
 NOT_BITS: dict[str, Any] = {"bits": False}
 
 
@@ -259,6 +260,14 @@ def _conflicts(config: Config) -> list[tuple[str, str]]:
             rollout.temperature == 0,
             "rollout.temperature",
             "0 is greedy: there is no distribution to train on; set it above 0 (eval.temperature may be 0)",
+        ),
+        *(
+            (
+                0 < temperature < _MIN_TEMPERATURE,
+                f"{section}.temperature",
+                f"{temperature} is too small: logits divided by it overflow; set it to {_MIN_TEMPERATURE} or more",
+            )
+            for section, temperature in (("rollout", rollout.temperature), ("eval", config.eval.temperature))
         ),
         (
             rollout.min_tokens > rollout.max_tokens,

@@ -41,7 +41,7 @@ class RolloutContext(Protocol):
     """What a rollout function can do; one context belongs to one sample of one prompt."""
 
     def generate(self, prompt_ids: Sequence[int], **params: Any) -> SampledTokens:
-        """Continue ``prompt_ids`` with the engine.
+        """Continue ``prompt_ids`` with the engine; each call of a sample has random numbers of its own.
 
         Args:
             prompt_ids: all tokens so far.

@@ -88,6 +88,7 @@ class Generator:
         """Run the function for every sample; what they ask of the engine at one time is one batch."""
         function = self.function
         assert function is not None
+        made = [0] * len(tasks)  # calls of each sample so far
 
         def rollout_of(prompt: Prompt) -> Callable[[Callable[..., Completion]], Transcript]:
             return lambda generate: function(_Context(self, prompt, generate), prompt)
@@ -96,13 +97,17 @@ class Generator:
             requests = []
             for call in calls:
                 key, prompt = tasks[call.index]
-                asked = replace(params, **{_CHANGEABLE[name]: value for name, value in call.params.items()})
+                # Another try from the same tokens stands at the same positions: without a seed of its own it would be
+                # the same completion, and a function that retries would never end.
+                seed = (params.seed + made[call.index]) % 2**63
+                made[call.index] += 1
+                asked = replace(params, seed=seed, **{_CHANGEABLE[name]: value for name, value in call.params.items()})
                 self._fitting(prompt, call.prompt_ids, asked)
                 requests.append(Request(key, call.prompt_ids, asked))
             return self.engine.generate(requests)
 
         transcripts = run_in_lockstep([rollout_of(prompt) for _, prompt in tasks], answer)
-        return [Rollout(key, prompt, made) for (key, prompt), made in zip(tasks, transcripts, strict=True)]
+        return [Rollout(key, prompt, ended) for (key, prompt), ended in zip(tasks, transcripts, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from zerogap.models.tokenizer import Tokenizer, load_tokenizer
 from zerogap.models.weights import load_decoder
 from zerogap.ops import ambient
 from zerogap.rl.config import Config
-from zerogap.rl.config_load import bit_differences, load_config, to_toml
+from zerogap.rl.config_load import bit_differences, config_digest, load_config, to_toml
 from zerogap.rl.custom import load_rollout
 from zerogap.rl.memory import available_memory, estimate_memory, require_memory
 from zerogap.rl.rollout import Generator
@@ -84,13 +84,14 @@ def set_up(config: Config, resume: str | None) -> Run:
         decoder = load_decoder(source) if checkpoint is None else load_weights(checkpoint)
         prove_row_law(decoder.config, decoder.dtype)
     max_positions = min(config.model.max_positions or decoder.config.max_positions, decoder.config.max_positions)
-    longest = _longest_prompt(task, tokenizer, max_positions) + config.rollout.max_tokens
+    key, max_tokens = _most_tokens(config)
+    longest = _longest_prompt(task, tokenizer, max_positions) + max_tokens
     if rollout is not None:
         longest = max_positions
     elif longest > max_positions:
         raise UsageError(
-            f"the longest prompt and rollout.max_tokens = {config.rollout.max_tokens} need {longest} positions, "
-            f"the context has {max_positions}; lower rollout.max_tokens or shorten the prompts"
+            f"the longest prompt and {key} = {max_tokens} need {longest} positions, "
+            f"the context has {max_positions}; lower {key} or shorten the prompts"
         )
     estimate = estimate_memory(config, decoder.config, longest)
     require_memory(estimate, available_memory(), psutil.Process().memory_info().rss)
@@ -100,6 +101,7 @@ def set_up(config: Config, resume: str | None) -> Run:
     numerics = environment() | {"fingerprint": fingerprint(decoder.config)}
     if checkpoint is not None:
         _check_numerics(checkpoint, numerics)
+        _check_prompts(checkpoint, task)
         restore_optimiser(checkpoint, optimiser)
     return Run(
         config=config,
@@ -165,7 +167,7 @@ def _checkpoint(config: Config, folder: Path, resume: str | None) -> Checkpoint 
     resume = resume or (None if config.run.resume == "never" else config.run.resume)
     if not (folder / CONFIG_FILE).exists():
         if resume not in (None, "auto"):
-            return open_checkpoint(Path(resume))
+            return _open(Path(resume), config)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UsageError(f"{folder}: exists and holds no run; set another run.dir")
         return None
@@ -175,7 +177,29 @@ def _checkpoint(config: Config, folder: Path, resume: str | None) -> Checkpoint 
     if differences:
         raise UsageError(f"{folder}: cannot continue with another configuration: {'; '.join(differences)}")
     found = latest(folder) if resume == "auto" else Path(resume)
-    return None if found is None else open_checkpoint(found)
+    return None if found is None else _open(found, config)
+
+
+def _open(folder: Path, config: Config) -> Checkpoint:
+    """Open a checkpoint, which may be another run's: its own configuration counts, not that of ``run.dir``."""
+    checkpoint = open_checkpoint(folder)
+    if checkpoint.state.config_digest != config_digest(config):
+        origin = folder.parent.parent / CONFIG_FILE
+        differences = bit_differences(load_config(origin), config) if origin.exists() else []
+        details = f" ({'; '.join(differences)})" if differences else ""
+        raise UsageError(
+            f"{folder}: belongs to a run of another configuration{details}; "
+            f"to start a new run from its weights set model.path = '{checkpoint.model_folder}' without --resume"
+        )
+    return checkpoint
+
+
+def _check_prompts(checkpoint: Checkpoint, task: Task) -> None:
+    if checkpoint.state.extra.get("prompts") != task.digest:
+        raise UsageError(
+            f"{checkpoint.folder}: the training prompts are not those of the run; give its data set (task.path) back, "
+            "or start a new run"
+        )
 
 
 def _check_numerics(checkpoint: Checkpoint, now: dict[str, Any]) -> None:
@@ -187,6 +211,14 @@ def _check_numerics(checkpoint: Checkpoint, now: dict[str, Any]) -> None:
             f"{checkpoint.folder}: this environment does not keep the run's bits ({differences}); "
             "resume where they are the same, for threads with OMP_NUM_THREADS"
         )
+
+
+def _most_tokens(config: Config) -> tuple[str, int]:
+    """Return the longest completion that the run may ask for, and the key that says so."""
+    evaluated = (config.eval.max_tokens or 0) if config.eval.every > 0 else 0
+    if evaluated > config.rollout.max_tokens:
+        return "eval.max_tokens", evaluated
+    return "rollout.max_tokens", config.rollout.max_tokens
 
 
 def _longest_prompt(task: Task, tokenizer: Tokenizer, max_positions: int) -> int:

@@ -83,7 +83,8 @@ def save_checkpoint(
 ) -> Path:
     """Write ``<run_dir>/checkpoints/step-…`` and drop all but the newest ``keep``.
 
-    A checkpoint of the same step is replaced.
+    A checkpoint of the same step is replaced. Those of later steps go: the run went back to an older one, and their
+    steps come again.
 
     Args:
         run_dir: the run's folder.
@@ -121,8 +122,10 @@ def save_checkpoint(
             f"cannot save checkpoint {target}: {reason}; nothing of it was kept and earlier checkpoints are unchanged; "
             "free space or set another run.dir, then --resume auto"
         ) from error
-    for old in checkpoints(run_dir)[:-keep]:
-        shutil.rmtree(_set_aside(old))
+    found = checkpoints(run_dir)
+    place = found.index(target)
+    for other in [*found[: max(0, place + 1 - keep)], *found[place + 1 :]]:
+        shutil.rmtree(_set_aside(other))
     return target
 
 

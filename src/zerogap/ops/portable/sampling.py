@@ -228,8 +228,10 @@ def _top_k_top_p(shifted_FV: Tensor, weights_FV: Tensor, top_k_F: Tensor, top_p_
             sums_FC = weights_FC.to(torch.float64).cumsum(1)
             aim_F1 = (top_p_F * total_F.to(torch.float64)).unsqueeze(1)
             before_FC = sums_FC - weights_FC
-            kept_FC = in_top_k_FC & ((before_FC < aim_F1) | (rank_C == 0))
-            open_F = (top_k_F > count) & ((sums_FC[:, -1:] < aim_F1).squeeze(1) | (top_p_F >= 1))
+            # A row with top-k alone has no nucleus: its rounded total may lie below the sum of its first tokens.
+            whole_F1 = (top_p_F >= 1).unsqueeze(1)
+            kept_FC = in_top_k_FC & (whole_F1 | (before_FC < aim_F1) | (rank_C == 0))
+            open_F = (top_k_F > count) & ((sums_FC[:, -1:] < aim_F1) | whole_F1).squeeze(1)
             closed = not bool(open_F.any())
         if closed or count == vocabulary:
             return torch.zeros_like(shifted_FV, dtype=torch.bool).scatter_(1, ids_FC, kept_FC)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -76,6 +77,14 @@ class JsonlTask:
             prompts_per_step=config.rollout.prompts_per_step,
             shuffle=task.shuffle,
         )
+
+    @property
+    def digest(self) -> str:
+        """Hex digest of every training prompt with its answer and fields, in file order."""
+        whole = hashlib.blake2b(digest_size=16)
+        for prompt in self.train:
+            whole.update(json.dumps([prompt.content, prompt.answer, dict(prompt.fields)]).encode() + b"\n")
+        return whole.hexdigest()
 
     def train_prompts(self, step: int) -> list[Prompt]:
         """Return the prompts of ``step``; epochs follow each other without a gap, also inside a step."""
