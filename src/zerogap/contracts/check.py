@@ -14,7 +14,7 @@ from zerogap.contracts.report import Difference, Report, recheck
 from zerogap.contracts.schema import all_contracts, faults, load_folder
 from zerogap.contracts.verdict import Finding, Judgement
 from zerogap.errors import UsageError, nearest
-from zerogap.facts import collect, launch, runlog
+from zerogap.facts import collect
 from zerogap.facts.fact import Fact, Facts, convert, parse_assumptions, show
 
 
@@ -77,6 +77,8 @@ def check(
 def _launch(given: str | Path | Sequence[str] | None) -> Facts | None:
     if given is None:
         return None
+    from zerogap.facts import launch  # what reads launches is loaded only where there is one: check is to be quick
+
     if isinstance(given, Path):
         return launch.read_launch(given)
     if isinstance(given, str):
@@ -203,6 +205,8 @@ def _name(fact: Fact) -> str:
 
 
 def _log(path: Path) -> Facts:
+    from zerogap.facts import launch, runlog
+
     if not path.is_file():
         raise UsageError(f"--against {path}: no such file")
     try:

@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from zerogap.errors import UsageError
-from zerogap.facts import flags, gpu, models, software
-from zerogap.facts.certified import certificate_facts
-from zerogap.facts.elf import cubins
+from zerogap.facts import gpu, models
 from zerogap.facts.fact import EachOf, Fact, Facts, Value, convert
 
 FACTS_SCHEMA, FACTS_VERSION = "zerogap.facts", 1
@@ -65,7 +63,7 @@ def gather(question: Question) -> Facts:
     if question.gpus:
         layers.append(gpu.planned_facts(list(question.gpus)))
     if question.python is not None or (here and question.stack is None):
-        layers.append(software.software_facts(question.python))
+        layers.append(_software(question.python))
     layers += [question.stack, question.file]
     if here:
         layers += [gpu.detected_facts(), host_facts(), environment_facts()]
@@ -73,8 +71,16 @@ def gather(question: Question) -> Facts:
     for layer in reversed([layer for layer in layers if layer is not None]):
         facts = layer.over(facts)
     if here:
+        from zerogap.facts.certified import certificate_facts
+
         facts = facts.over(certificate_facts(facts))
     return _with_launch_given(facts)
+
+
+def _software(python: Path | None) -> Facts:
+    from zerogap.facts.software import software_facts  # not needed, and not loaded, for a planned machine
+
+    return software_facts(python)
 
 
 def _with_launch_given(facts: Facts) -> Facts:
@@ -104,6 +110,8 @@ def host_facts() -> Facts:
 
 def environment_facts() -> Facts:
     """Return the environment variables of this process that matter."""
+    from zerogap.facts import flags
+
     return Facts(
         {
             f"env.{name}": Fact(os.environ[name][:200], "environment of this process")
@@ -121,8 +129,11 @@ def collect(python: Path | None) -> Facts:
 
 def kernel_facts(python: Path | None) -> Facts:
     """Return the architectures of sgl-kernel's compiled kernels, if ``cuobjdump`` is here to list them."""
+    from zerogap.facts.elf import cubins
+    from zerogap.facts.software import site_folders
+
     tool = shutil.which("cuobjdump") or shutil.which("cuobjdump", path="/usr/local/cuda/bin")
-    folders, _ = software.site_folders(python)
+    folders, _ = site_folders(python)
     packages = [folder / "sgl_kernel" for folder in folders if (folder / "sgl_kernel").is_dir()]
     if not packages:
         return Facts()
