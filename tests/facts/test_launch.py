@@ -354,6 +354,11 @@ HIDDEN = {
         "array A",
     ),
     "words after it": ("python train.py --train-backend fsdp --rollout-temperature 1 ${EXTRA_ARGS}", "${EXTRA_ARGS}"),
+    "a quoted word in the place of a flag": (
+        'python train.py --train-backend fsdp --rollout-temperature 1 "$X"',
+        "$X",
+    ),
+    "the first word": ("python train.py $X --train-backend fsdp", "$X"),
     "not a number": ("python train.py --train-backend fsdp --rollout-temperature warm", "number"),
     "no value": ("python train.py --train-backend fsdp --rollout-temperature", "no value"),
     "pattern expansion": ("T=1.0x\npython train.py --train-backend fsdp --rollout-temperature ${T%x}", "${T%x}"),
@@ -378,6 +383,16 @@ def test_flags_that_no_array_hides_are_known() -> None:
     facts = read_text("python train.py ${MODEL_ARGS[@]} --train-backend fsdp --rollout-temperature 1")
     _check(facts, trainer__backend="fsdp", rollout__temperature=1.0)
     assert "${MODEL_ARGS[@]}" in facts.unknown["trainer.use_rollout_logprobs"], "it may hold any flag"
+
+
+def test_a_further_value_of_a_flag_hides_no_flags() -> None:
+    facts = read_text(
+        "python train.py --train-backend fsdp --eval-prompt-data aime $DATA --load ${DIR}/x --rollout-temperature 1"
+    )
+    _check(facts, trainer__use_rollout_logprobs=False, rollout__temperature=1.0)
+    facts = read_text("vllm serve $MODEL -tp 2")
+    _check(facts, engine__tp=2, engine__sequence_parallel=False)
+    assert "$MODEL" in facts.unknown["engine.model"]
 
 
 def test_a_secret_value_hides_no_flags() -> None:

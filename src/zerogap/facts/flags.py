@@ -97,15 +97,18 @@ def parse(words: Sequence[Word], program: str, name: str) -> Arguments:
         name: the script's name, for evidence.
     """
     bare = _bare_flags(program)
+    several = frozenset(table()["several"])
     flags: list[Flag] = []
     opaque: list[Flag] = []
     index = 0
+    # Whether a word here may be one more value of the flag before it, or a positional model.
+    more_values = program in ("vllm", "sglang")
     while index < len(words):
         word = words[index]
         where = f"{name} line {word.line}" if word.line else name
         index += 1
         text = word.text
-        if text.startswith(HIDDEN) and (word.many or not word.hidden):
+        if text == HIDDEN and (not more_values or _named_like_flags(word)):
             opaque.append(Flag("", None, where, index, word.hidden))
             continue
         hydra = not text.startswith("-") and re.match(r"[+~]{0,2}[A-Za-z_][\w.]*(?=[=])", text)
@@ -127,17 +130,20 @@ def parse(words: Sequence[Word], program: str, name: str) -> Arguments:
             if takes:
                 taken, hidden = following.text, following.hidden
                 index += 1
+        more_values = key in several
         flags.extend(_nested(Flag(key, taken, where, index, hidden)))
     return Arguments(tuple(flags), tuple(opaque))
 
 
-def _may_be_flags(word: Word) -> bool:
-    """Whether a hidden word may stand for flags rather than for one value."""
-    if not (word.many and word.text.startswith(HIDDEN)):
-        return False
+def _named_like_flags(word: Word) -> bool:
     return any(
         "[@]" in name or "[*]" in name or "the array" in name or _ARGUMENT_NAMES.search(name) for name in word.hidden
     )
+
+
+def _may_be_flags(word: Word) -> bool:
+    """Whether a word behind a flag may stand for flags rather than for its value."""
+    return word.many and word.text == HIDDEN and _named_like_flags(word)
 
 
 def _nested(flag: Flag) -> list[Flag]:
