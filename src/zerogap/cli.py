@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from zerogap import __version__
-from zerogap.console import message
-from zerogap.errors import ExitCode, ZerogapError
+from zerogap import __version__, signals
+from zerogap.console import discard_stdout, finish_stdout, message, prepare_streams
+from zerogap.errors import ExitCode, UsageError, ZerogapError
 
 app = typer.Typer(
     name="zerogap",
@@ -65,9 +65,16 @@ def train(
     from zerogap.threads import prepare_environment
 
     prepare_environment()
-    from zerogap.rl.command import train_command
+    with signals.quitting():
+        try:
+            from zerogap.rl.command import train_command
+        except ImportError as error:
+            reason = " ".join(str(error).split())
+            raise UsageError(f"cannot load what training needs ({reason}); pip install 'zerogap[train]'") from error
 
-    raise typer.Exit(train_command(config, overrides or [], resume=resume, as_json=json))
+    with signals.unwinding():
+        code = train_command(config, overrides or [], resume=resume, as_json=json)
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -151,7 +158,20 @@ def certify(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit the process with a documented code (see ``zerogap.errors.ExitCode``)."""
-    sys.exit(run(arguments))
+    prepare_streams()
+    try:
+        code = run(arguments)
+    except Exception:
+        # A fault of ours: its place is worth showing, and 1, which the interpreter would give, is a verdict.
+        traceback.print_exc()
+        message("zerogap: this is a fault of zerogap, please report it; nothing was established")
+        code = int(ExitCode.UNKNOWN)
+    signals.ignore()
+    problem = finish_stdout()
+    if problem is not None:
+        message(f"zerogap: error: stdout: {problem}; give it a place that can be written")
+        code = int(ExitCode.USAGE)
+    sys.exit(code)
 
 
 def run(arguments: list[str] | None = None) -> int:
@@ -168,8 +188,15 @@ def run(arguments: list[str] | None = None) -> int:
         return int(ExitCode.USAGE)
     except (typer.Abort, KeyboardInterrupt):
         message("zerogap: interrupted")
-        return int(ExitCode.INTERRUPTED)
-    except BrokenPipeError:
-        # The reader of our stdout went away (`| head`); keep the interpreter from complaining at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return int(ExitCode.HOLDS)
+        return int(ExitCode.USAGE)
+    except SystemExit as ended:
+        # click and rich end the process with 1 when the reader of stdout has gone (`| head`); 1 would be a verdict.
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
+        discard_stdout()
+        return int(ExitCode.UNKNOWN)
+    except OSError as error:
+        # The last net: a place that the verb's own checks did not foresee.
+        where = "" if error.filename is None else f"{str(error.filename)[:200]}: "
+        message(f"zerogap: error: {where}{error.strerror or error}; check that path or the space and limits there")
+        return int(ExitCode.USAGE)

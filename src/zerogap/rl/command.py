@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from zerogap.rl.loop import Loop, Outcome
 from zerogap.rl.metrics import MetricsWriter
 from zerogap.rl.reward_journal import RewardJournal
 from zerogap.rl.rewards import RewardPool
+from zerogap.rl.run_folder import FolderLock, holds_run
 from zerogap.rl.setup import Run, describe, make_folder, set_up
 from zerogap.threads import thread_count
 
@@ -33,12 +35,26 @@ def train_command(config_path: Path, overrides: Sequence[str], resume: str | Non
     torch.set_num_threads(thread_count())
     config = load_config(config_path, overrides)
     folder = Path(config.run.dir)
+    lock = FolderLock(folder)
     try:
         report = training_report(resolve_model(config.model.path))
-        run = set_up(config, resume)
-        outcome = _drive(run, report, as_json)
+        with lock:
+            if holds_run(folder):
+                lock.take()
+            run = set_up(config, resume)
+            outcome = _drive(run, lock, report, as_json)
     except KeyboardInterrupt:
-        raise UsageError(f"interrupted; what {folder} holds is whole, continue it with --resume auto") from None
+        if holds_run(folder):
+            raise UsageError(f"interrupted; what {folder} holds is whole, continue it with --resume auto") from None
+        raise UsageError("interrupted before the run began; nothing was written") from None
+    except (MemoryError, RuntimeError) as error:
+        # torch has no exception of its own for it. Past the estimate it takes another process or a limit of the system.
+        if isinstance(error, RuntimeError) and "can't allocate memory" not in str(error):
+            raise
+        raise UsageError(
+            "memory: the system gave no more; lower engine.kv_bytes (or engine.num_pages) or "
+            f"train.tokens_per_micro_batch, or end other programs; {folder}, if it was begun, is whole"
+        ) from error
     if as_json:
         values = {**outcome.totals.summary(), "run_dir": str(folder), "stopped_by_gate": outcome.stopped}
         values["incident"] = None if outcome.incident is None else str(outcome.incident)
@@ -46,17 +62,17 @@ def train_command(config_path: Path, overrides: Sequence[str], resume: str | Non
     return int(ExitCode.DOES_NOT_HOLD if outcome.stopped else ExitCode.HOLDS)
 
 
-def _drive(run: Run, report: Report, as_json: bool) -> Outcome:
+def _drive(run: Run, lock: FolderLock, report: Report, as_json: bool) -> Outcome:
     config = run.config
     with RewardPool(run.task.reward, config.reward.workers, config.reward.time_limit_s, config.reward.on_error) as pool:
         pool.check()
-        make_folder(run)
-        store_check(report, run.folder)
+        make_folder(run, lock)
         pool.log_to(run.folder / "rewards.log")
         first = 0 if run.checkpoint is None else run.checkpoint.state.step
-        journal = RewardJournal(run.folder / "rewards.jsonl", first)
         try:
+            store_check(report, run.folder)
             with (
+                closing(RewardJournal(run.folder / "rewards.jsonl", first)) as journal,
                 MetricsWriter(run.folder, first) as writer,
                 make_display(config.run.steps, as_json) as display,
             ):
@@ -65,12 +81,11 @@ def _drive(run: Run, report: Report, as_json: bool) -> Outcome:
             display.note(summary(outcome, run.folder))
             return outcome
         except OSError as error:
+            where = run.folder if error.filename is None else error.filename
             raise UsageError(
-                f"{run.folder}: cannot be written ({error.strerror}); free space or set another run.dir, "
-                "then --resume auto"
+                f"{where}: cannot be written ({error.strerror or error}); what {run.folder} holds is whole; "
+                "free space or mend it, then --resume auto"
             ) from error
-        finally:
-            journal.close()
 
 
 def summary(outcome: Outcome, folder: Path) -> str:

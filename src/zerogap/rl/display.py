@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol
@@ -14,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from zerogap.console import out, printable
+from zerogap.console import discard_stdout, message, out, printable
 
 _ROWS = 12  # newest steps in the live table
 
@@ -88,7 +89,8 @@ def make_display(total_steps: int, as_json: bool, console: Console | None = None
     if as_json:
         return SilentDisplay()
     console = out() if console is None else console
-    return LiveDisplay(console, total_steps) if console.is_terminal else PlainDisplay(console, total_steps)
+    live = console.is_terminal and not console.is_dumb_terminal
+    return GuardedDisplay(LiveDisplay(console, total_steps) if live else PlainDisplay(console, total_steps))
 
 
 def time_left(seconds: float) -> str:
@@ -116,6 +118,44 @@ class SilentDisplay:
 
     def __exit__(self, *exception: object) -> None:
         pass
+
+
+class GuardedDisplay:
+    """Another display, until stdout cannot be written (any more): the run is worth more than its table."""
+
+    def __init__(self, display: Display) -> None:
+        self.display: Display = display
+
+    def note(self, text: str) -> None:
+        """Show one line."""
+        with self._guard():
+            self.display.note(text)
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        """Show a step."""
+        with self._guard():
+            self.display.step(step, values)
+
+    def __enter__(self) -> GuardedDisplay:
+        with self._guard():
+            self.display.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._guard():
+            self.display.__exit__(kind, error, trace)
+
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, SystemExit) as error:  # rich ends the process when a pipe is closed
+            self.display = SilentDisplay()
+            discard_stdout()
+            reason = "its reader has gone" if isinstance(error, BrokenPipeError | SystemExit) else str(error)
+            message(f"zerogap: stdout cannot be written ({reason}); the run goes on without it")
 
 
 @dataclass

@@ -83,7 +83,7 @@ class Loop:
         self.totals = Totals()
         self.first_step = 0
         self.incident: Path | None = None
-        self.checkpoint_clock = _Clock()  # of the step before
+        self.saving = _Clock()  # of the checkpoint after the step before
         if run.checkpoint is not None:
             state = run.checkpoint.state
             self.first_step = state.step
@@ -134,16 +134,15 @@ class Loop:
         if not trained.stopped and config.eval.every > 0 and (last or (step + 1) % config.eval.every == 0):
             values |= self._evaluate(step + 1, clock)
             self.totals.eval_last = values["eval/accuracy"]
-        values |= clock.seconds | {"time/step_s": time.perf_counter() - began}
+        values |= self.saving.seconds | clock.seconds | {"time/step_s": time.perf_counter() - began}
         values |= _rates(rollouts, sequences, trained, clock)
-        self.writer.write(step, values | self.checkpoint_clock.seconds)
+        self.writer.write(step, values)
         self.display.step(step, values)
-        self.checkpoint_clock = _Clock()
-        # After the metrics: a run that is killed in between repeats the step, so that no line of it is lost.
-        if not trained.stopped and (
-            last or (config.run.checkpoint_every and (step + 1) % config.run.checkpoint_every == 0)
-        ):
-            with self.checkpoint_clock.phase("time/checkpoint_s"):
+        # After the metrics: a step whose checkpoint stands is never done again, so its line must stand before.
+        self.saving = _Clock()
+        every = config.run.checkpoint_every
+        if not trained.stopped and (last or (every and (step + 1) % every == 0)):
+            with self.saving.phase("time/checkpoint_s"):
                 self._save(step + 1)
         return not trained.stopped
 

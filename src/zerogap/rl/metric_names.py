@@ -68,8 +68,8 @@ METRICS: dict[str, Metric] = {
     "time/train_s": Metric("s", "wall time of forward, comparison, backward and update"),
     "time/sync_s": Metric("s", "wall time of copying the weights into the engine"),
     "time/eval_s": Metric("s", "wall time of the held-out evaluation"),
-    "time/checkpoint_s": Metric("s", "wall time of writing the checkpoint of the step before"),
-    "time/step_s": Metric("s", "wall time of the whole step, its checkpoint excepted"),
+    "time/checkpoint_s": Metric("s", "wall time of writing the checkpoint after the step before"),
+    "time/step_s": Metric("s", "wall time of the whole step, without its checkpoint"),
     "perf/generated_tokens_per_s": Metric("tokens/s", "generated tokens divided by time/rollout_s"),
     "perf/trained_tokens_per_s": Metric(
         "tokens/s", "tokens through the training forward, prompts included, divided by time/train_s"

@@ -44,12 +44,14 @@ class Generator:
         tokenizer: the model's.
         max_positions: longest prompt plus completion, tokens.
         function: custom rollout; None generates one completion per sample.
+        time_limit_s: of a custom rollout, between two calls of the engine; None is without limit.
     """
 
     engine: Engine
     tokenizer: Tokenizer
     max_positions: int
     function: RolloutFunction | None = None
+    time_limit_s: float | None = None
 
     def generate(self, step: int, prompts: Sequence[Prompt], samples: int, params: SamplingParams) -> list[Rollout]:
         """Return ``samples`` rollouts of each prompt, prompt by prompt.
@@ -106,7 +108,24 @@ class Generator:
                 requests.append(Request(key, call.prompt_ids, asked))
             return self.engine.generate(requests)
 
-        transcripts = run_in_lockstep([rollout_of(prompt) for _, prompt in tasks], answer)
+        transcripts = run_in_lockstep(
+            [rollout_of(prompt) for _, prompt in tasks],
+            answer,
+            self.time_limit_s,
+            lambda index: f"task.rollout on {tasks[index][1].name}",
+        )
+        vocabulary = self.engine.decoder.config.vocab_size
+        for (_, prompt), transcript in zip(tasks, transcripts, strict=True):
+            if len(transcript.tokens) > self.max_positions:
+                raise UsageError(
+                    f"task.rollout on {prompt.name}: the transcript has {len(transcript.tokens)} tokens, "
+                    f"the context {self.max_positions}; end the rollout earlier"
+                )
+            if max(transcript.tokens) >= vocabulary:
+                raise UsageError(
+                    f"task.rollout on {prompt.name}: the transcript has token id {max(transcript.tokens)}; "
+                    f"the vocabulary is 0..{vocabulary - 1}"
+                )
         return [Rollout(key, prompt, ended) for (key, prompt), ended in zip(tasks, transcripts, strict=True)]
 
 

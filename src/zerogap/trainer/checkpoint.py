@@ -131,8 +131,13 @@ def save_checkpoint(
 
 def checkpoints(run_dir: Path) -> list[Path]:
     """Return the checkpoint folders of a run, oldest step first."""
-    folders = [folder for folder in (run_dir / "checkpoints").glob("step-*") if folder.name[5:].isdigit()]
+    folders = [folder for folder in (run_dir / "checkpoints").glob("step-*") if _step_of(folder) is not None]
     return sorted(folders, key=lambda folder: int(folder.name[5:]))
+
+
+def _step_of(folder: Path) -> int | None:
+    digits = folder.name.removeprefix("step-")
+    return int(digits) if digits.isascii() and digits.isdigit() else None
 
 
 def latest(run_dir: Path) -> Path | None:
@@ -280,9 +285,10 @@ def _read_json(path: Path, folder: Path) -> dict[str, Any]:
 
 def _older(folder: Path) -> str:
     """Return what to do instead: the next older checkpoint, if there is one."""
-    if not folder.name[5:].isdigit():
+    step = _step_of(folder)
+    if step is None:
         return ""
-    older = [other for other in checkpoints(folder.parent.parent) if int(other.name[5:]) < int(folder.name[5:])]
+    older = [other for other in checkpoints(folder.parent.parent) if int(other.name[5:]) < step]
     return f"; an older one can be tried: --resume {older[-1]}" if older else ""
 
 
