@@ -9,7 +9,10 @@ from pathlib import Path
 import torch
 
 from zerogap.console import print_json
+from zerogap.contracts.report import Report, store_check
+from zerogap.contracts.training import training_report
 from zerogap.errors import ExitCode, UsageError
+from zerogap.models.hub import resolve_model
 from zerogap.rl.config_load import load_config
 from zerogap.rl.display import make_display
 from zerogap.rl.loop import Loop, Outcome
@@ -34,11 +37,12 @@ def train_command(config_path: Path, overrides: Sequence[str], resume: str | Non
     folder = Path(config.run.dir)
     lock = FolderLock(folder)
     try:
+        report = training_report(resolve_model(config.model.path))
         with lock:
             if holds_run(folder):
                 lock.take()
             run = set_up(config, resume)
-            outcome = _drive(run, lock, as_json)
+            outcome = _drive(run, lock, report, as_json)
     except KeyboardInterrupt:
         if holds_run(folder):
             raise UsageError(f"interrupted; what {folder} holds is whole, continue it with --resume auto") from None
@@ -58,11 +62,12 @@ def train_command(config_path: Path, overrides: Sequence[str], resume: str | Non
     return int(ExitCode.DOES_NOT_HOLD if outcome.stopped else ExitCode.HOLDS)
 
 
-def _drive(run: Run, lock: FolderLock, as_json: bool) -> Outcome:
+def _drive(run: Run, lock: FolderLock, report: Report, as_json: bool) -> Outcome:
     config = run.config
     with RewardPool(run.task.reward, config.reward.workers, config.reward.time_limit_s, config.reward.on_error) as pool:
         pool.check()
         make_folder(run, lock)
+        store_check(report, run.folder)
         pool.log_to(run.folder / "rewards.log")
         first = 0 if run.checkpoint is None else run.checkpoint.state.step
         try:
