@@ -180,7 +180,7 @@ def run(arguments: list[str] | None = None) -> int:
         code = typer.main.get_command(app).main(args=arguments, prog_name="zerogap", standalone_mode=False)
         return int(code or 0)
     except ZerogapError as error:
-        message(f"zerogap: error: {error}")
+        message("zerogap: error: " + str(error).replace("\n", "\\n"))
         return int(error.exit_code)
     except _ClickError as error:
         text = error.format_message()
