@@ -158,6 +158,56 @@ def report(
 
 
 @app.command()
+def check(
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- COMMAND]...", help="The launch command itself; it is not run.")
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="Model folder, hub name or known name.")] = None,
+    gpu: Annotated[
+        list[str] | None, typer.Option("--gpu", help="Planned GPU: GB10, 8xH100, engine=H20; may be repeated.")
+    ] = None,
+    contract: Annotated[
+        list[str] | None, typer.Option("--contract", "-c", help="Contract that must hold; may be repeated.")
+    ] = None,
+    launch: Annotated[
+        Path | None, typer.Option("--launch", help="Launch script, log or configuration; it is read, not run.")
+    ] = None,
+    assume: Annotated[list[str] | None, typer.Option("--assume", metavar="FACT=VALUE", help="State one fact.")] = None,
+    stack: Annotated[
+        str | None, typer.Option("--stack", help="State a whole known set, such as miles-2026-08.")
+    ] = None,
+    python: Annotated[
+        Path | None, typer.Option("--python", help="Python of the run's environment; it is not run.")
+    ] = None,
+    facts: Annotated[
+        Path | None, typer.Option("--facts", help="Facts that --collect wrote on another machine.")
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option("--only", metavar="NAME", help="Check one requirement or fault again.")
+    ] = None,
+    contracts: Annotated[Path | None, typer.Option("--contracts", help="Folder with contracts of your own.")] = None,
+    against: Annotated[
+        Path | None, typer.Option("--against", help="Log of a run: compare what it resolved with what was planned.")
+    ] = None,
+    collect: Annotated[bool, typer.Option("--collect", help="Write this machine's facts as JSON and stop.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the contracts and stop.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Show what holds, too, with evidence.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Say before a run whether this machine (or a planned one) and model can do what a contract promises.
+
+    Exit codes: 0 holds; 1 does not hold; 2 bad input; 3 something needed is unknown.
+    """
+    from zerogap.contracts.command import Options, check_command
+
+    options = Options(
+        model, gpu or (), contract or (), launch, command or (), assume or (), stack, python, facts, only, contracts,
+        against, collect, list_, explain, json,
+    )  # fmt: skip
+    raise typer.Exit(check_command(options))
+
+
+@app.command()
 def certify(
     model: Annotated[
         str, typer.Option("--model", help="Model folder, hub name, or builtin:tiny-qwen3.")
@@ -210,7 +260,7 @@ def run(arguments: list[str] | None = None) -> int:
         code = typer.main.get_command(app).main(args=arguments, prog_name="zerogap", standalone_mode=False)
         return int(code or 0)
     except ZerogapError as error:
-        message(f"zerogap: error: {error}")
+        message("zerogap: error: " + str(error).replace("\n", "\\n"))
         return int(error.exit_code)
     except _ClickError as error:
         text = error.format_message()

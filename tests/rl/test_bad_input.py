@@ -90,8 +90,8 @@ def test_configuration_that_is_a_folder(tmp_path: Path, capsys: pytest.CaptureFi
         ("train.clip_high=1e308", "at most"),
         ("reward.on_error=1e308", "at most"),
         ("rollout.temperature=0", "greedy"),
-        ("rollout.temperature=1e-320", "overflows the logits"),
-        ("eval.temperature=1e-320", "overflows the logits"),
+        ("rollout.temperature=1e-320", "logits divided by it overflow"),
+        ("eval.temperature=1e-320", "logits divided by it overflow"),
         ("rollout.prompts_per_step=100000000000", "at most 1048576"),
         ("rollout.prompts_per_step=1000000", "sequences per step"),
         ('rollout.stop=["\\ufffd"]', "U+FFFD"),
@@ -410,7 +410,7 @@ def test_resume_with_another_configuration(old: Path, tmp_path: Path, capsys: py
         assert "train.learning_rate: 0.0003, now 1e-05" in error_line(capsys)
     (old / "config.toml").unlink()
     assert train(tmp_path / "new", "--resume", source, "train.learning_rate=1e-5", steps=3) == 2
-    assert "another configuration than the checkpoint's" in error_line(capsys)
+    assert "belongs to a run of another configuration" in error_line(capsys)
 
 
 def test_resume_with_another_model_under_the_same_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -182,8 +182,10 @@ def killed_and_resumed(folder: Path, kills: int, generator: random.Random) -> in
     struck = 0
     for _ in range(kills):
         process = start(folder, "run.checkpoint_every=2", "--resume", "auto")
-        seen = {path: path.stat().st_mtime_ns for path in folder.glob("samples/*")}
-        wait_for(lambda seen=seen: any(seen.get(p) != p.stat().st_mtime_ns for p in folder.glob("samples/*")), process)
+        seen = {path: path.stat().st_mtime_ns for path in folder.glob("samples/step-*")}
+        wait_for(
+            lambda seen=seen: any(seen.get(p) != p.stat().st_mtime_ns for p in folder.glob("samples/step-*")), process
+        )
         time.sleep(generator.uniform(0.0, 0.3))
         end_with(process, signal.SIGKILL)
         struck += process.returncode == -signal.SIGKILL

@@ -165,8 +165,8 @@ def test_a_second_try_is_another_completion(tmp_path: Path, monkeypatch: pytest.
     ("overrides", "said"),
     [
         (("rollout.temperature=1e-46",), "rollout.temperature: 1e-46 is too small"),
-        (("eval.every=1", "eval.max_tokens=5000"), "the longest prompt and eval.max_tokens = 5000 need"),
-        (("rollout.max_tokens=5000",), "the longest prompt and rollout.max_tokens = 5000 need"),
+        (("eval.every=1", "eval.max_tokens=5000"), "eval.max_tokens in evaluation = 5000 need"),
+        (("rollout.max_tokens=5000",), "rollout.max_tokens = 5000 need"),
     ],
 )
 def test_what_would_fail_later_is_refused_at_once(

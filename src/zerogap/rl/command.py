@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 
 from zerogap.console import print_json
+from zerogap.contracts.report import Report, store_check
+from zerogap.contracts.training import training_report
 from zerogap.errors import ExitCode, UsageError
 from zerogap.rl.config_load import load_config
 from zerogap.rl.display import make_display
@@ -38,7 +40,7 @@ def train_command(config_path: Path, overrides: Sequence[str], resume: str | Non
             if holds_run(folder):
                 lock.take()
             run = set_up(config, resume)
-            outcome = _drive(run, lock, as_json)
+            outcome = _drive(run, lock, training_report(run.source), as_json)
     except KeyboardInterrupt:
         if holds_run(folder):
             raise UsageError(f"interrupted; what {folder} holds is whole, continue it with --resume auto") from None
@@ -58,7 +60,7 @@ def train_command(config_path: Path, overrides: Sequence[str], resume: str | Non
     return int(ExitCode.DOES_NOT_HOLD if outcome.stopped else ExitCode.HOLDS)
 
 
-def _drive(run: Run, lock: FolderLock, as_json: bool) -> Outcome:
+def _drive(run: Run, lock: FolderLock, report: Report, as_json: bool) -> Outcome:
     config = run.config
     with RewardPool(run.task.reward, config.reward.workers, config.reward.time_limit_s, config.reward.on_error) as pool:
         pool.check()
@@ -66,6 +68,7 @@ def _drive(run: Run, lock: FolderLock, as_json: bool) -> Outcome:
         pool.log_to(run.folder / "rewards.log")
         first = 0 if run.checkpoint is None else run.checkpoint.state.step
         try:
+            store_check(report, run.folder)
             with (
                 closing(RewardJournal(run.folder / "rewards.jsonl", first)) as journal,
                 MetricsWriter(run.folder, first) as writer,
