@@ -121,6 +121,25 @@ def test_what_the_report_must_show_is_there(pages: dict[str, Path]) -> None:
     assert {"t g3", "t g0"} & classes
 
 
+def test_the_stored_check_is_a_table_and_another_form_is_shown_as_it_is(tmp_path: Path) -> None:
+    from zerogap.report.check import machine_facts, read_check
+
+    requirement = {"name": "backend", "status": "no", "expected": "cpu", "observed": EVIL}
+    body = {"verdict": "no", "decisive": ["zerogap/exact"], "notes": ["a note"],
+            "contracts": [{"name": "zerogap/exact", "verdict": "no", "requirements": [requirement]}],
+            "facts": {"host.os": {"value": "Linux", "source": "uname"}, "gpu": {"value": "absent", "source": "none"}}}  # fmt: skip
+    (tmp_path / "check.json").write_text(json.dumps(body), encoding="utf-8")
+    check = read_check(tmp_path)
+    assert check is not None
+    assert (check.verdict, check.level, check.rows[0][:4]) == ("no", "fault", ("backend", "no", "fault", "cpu"))
+    assert "\x1b" not in check.rows[0][4]
+    assert machine_facts(tmp_path) == "host.os = Linux  (uname)"
+    for text in ("{}", "[1]", "not json", '{"verdict": 3}'):
+        (tmp_path / "check.json").write_text(text, encoding="utf-8")
+        assert read_check(tmp_path).raw  # type: ignore[union-attr]
+    assert read_check(tmp_path / "none") is None
+
+
 def test_any_source_of_gap_makes_a_report(tmp_path: Path) -> None:
     log = tmp_path / "run.log"
     log.write_text(

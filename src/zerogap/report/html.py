@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,13 +22,13 @@ from zerogap.gap.judge import Verdict
 from zerogap.gap.numbers import Numbers
 from zerogap.gap.readers import Loaded
 from zerogap.gap.readers.loaded import Rollout
-from zerogap.gap.redact import redacted
 from zerogap.gap.series import Series
 from zerogap.report import plots
+from zerogap.report.check import machine_facts, read_check
+from zerogap.report.text import clean
 from zerogap.report.tokens import shade, token_texts
 
 ROLLOUTS, ROLLOUT_TOKENS = 12, 600
-_TEXT_LIMIT = 20_000
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ def build(verdict: Verdict, loaded: Loaded) -> str:
     template = environment.from_string(package.joinpath("page.html.jinja").read_text(encoding="utf-8"))
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     return template.render(
-        title=_clean(Path(verdict.label).name or verdict.label),
+        title=clean(Path(verdict.label).name or verdict.label),
         style=jinja2.utils.markupsafe.Markup(style),
         style_hash=f"sha256-{digest}",
         verdict=verdict,
@@ -58,15 +56,11 @@ def build(verdict: Verdict, loaded: Loaded) -> str:
         figures=list(_figures(verdict, loaded)),
         numbers=_numbers(verdict.numbers),
         profiles=[p for p in verdict.profiles.values() if len(p.rows) > 1],
-        check=_check(loaded.folder),
+        check=read_check(loaded.folder),
         rollouts=_rollouts(loaded),
         configuration=_configuration(loaded),
-        notes=[_clean(note) for note in dict.fromkeys(verdict.notes)],
+        notes=[clean(note) for note in dict.fromkeys(verdict.notes)],
     )
-
-
-def _clean(text: str) -> str:
-    return printable(redacted(text))[:_TEXT_LIMIT]
 
 
 def _number(value: float | None) -> str:
@@ -162,21 +156,6 @@ def _numbers(n: Numbers | None) -> list[tuple[str, str]]:
     return rows
 
 
-def _check(folder: Path | None) -> str:
-    if folder is None:
-        return ""
-    for name in ("check.json", "check.txt"):
-        path = folder / name
-        try:
-            text = path.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            continue
-        with contextlib.suppress(ValueError):
-            text = json.dumps(json.loads(text), indent=1, sort_keys=True)
-        return _clean(text)
-    return ""
-
-
 def _configuration(loaded: Loaded) -> list[tuple[str, str]]:
     made: list[tuple[str, str]] = []
     if loaded.folder is not None:
@@ -185,10 +164,13 @@ def _configuration(loaded: Loaded) -> list[tuple[str, str]]:
                 text = (loaded.folder / name).read_text(encoding="utf-8", errors="replace")
             except OSError:
                 continue
-            made.append((name, _clean(text)))
+            made.append((name, clean(text)))
+    machine = machine_facts(loaded.folder)
+    if machine:
+        made.append(("machine, as checked before the run", clean(machine)))
     facts = {k: v for k, v in loaded.facts.items() if not k.startswith("config.")}
     if facts:
-        made.append(("facts found in the source", _clean("\n".join(f"{k} = {v}" for k, v in sorted(facts.items())))))
+        made.append(("facts found in the source", clean("\n".join(f"{k} = {v}" for k, v in sorted(facts.items())))))
     return made
 
 
@@ -217,10 +199,10 @@ def _rollouts(loaded: Loaded) -> list[dict[str, Any]]:
         made.append(
             {
                 "step": rollout.step,
-                "sample": _clean(rollout.sample),
+                "sample": clean(rollout.sample),
                 "reward": None if math.isnan(rollout.reward) else rollout.reward,
-                "prompt": _clean(rollout.prompt),
-                "text": _clean(rollout.text),
+                "prompt": clean(rollout.prompt),
+                "text": clean(rollout.text),
                 "tokens": tokens,
                 "texts_known": bool(texts),
                 "more": max(0, len(rollout.engine) - ROLLOUT_TOKENS),
@@ -237,7 +219,7 @@ def _choose(rollouts: Sequence[Rollout]) -> list[Rollout]:
                  if math.isfinite(a) and math.isfinite(b)]  # fmt: skip
         return sum(sizes) / len(sizes) if sizes else 0.0
 
-    worst = sorted(rollouts, key=gap, reverse=True)[: ROLLOUTS // 2]
+    worst = [r for r in sorted(rollouts, key=gap, reverse=True)[: ROLLOUTS // 2] if gap(r) > 0]
     spread = [rollouts[i] for i in np.linspace(0, len(rollouts) - 1, ROLLOUTS).astype(int)] if rollouts else []
     kept: list[Rollout] = []
     for rollout in [*worst, *spread]:
