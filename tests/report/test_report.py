@@ -127,7 +127,8 @@ def test_the_stored_check_is_a_table_and_another_form_is_shown_as_it_is(tmp_path
     requirement = {"name": "backend", "status": "no", "expected": "cpu", "observed": EVIL}
     body = {"verdict": "no", "decisive": ["zerogap/exact"], "notes": ["a note"],
             "contracts": [{"name": "zerogap/exact", "verdict": "no", "requirements": [requirement]}],
-            "facts": {"host.os": {"value": "Linux", "source": "uname"}, "gpu": {"value": "absent", "source": "none"}}}  # fmt: skip
+            "facts": {"host.os": {"value": "Linux", "source": "uname"},
+                      "gpu": {"value": "absent", "source": "none"}}}  # fmt: skip
     (tmp_path / "check.json").write_text(json.dumps(body), encoding="utf-8")
     check = read_check(tmp_path)
     assert check is not None
