@@ -86,6 +86,24 @@ def test_a_steady_or_falling_gap_says_nothing(seed: int, trend: float, count: in
     assert not [f for f in found(values.tolist()).values() if f.level in ("fault", "warn")]
 
 
+NOISE = {"abs_mean": 0.12, "k3": 0.5, "abs_max": 0.4, "k2": 0.5, "mult_prob_error": 0.2, "prob_abs_mean": 0.12}
+
+
+@pytest.mark.parametrize("quantity", [*NOISE, "k1"])
+def test_the_scatter_of_healthy_runs_raises_no_alarm_in_a_hundred(quantity: str) -> None:
+    alarms = 0
+    for seed in range(400):
+        rng = np.random.default_rng(seed)
+        count = int(rng.integers(2, 80))
+        base = 1.0 if quantity == "mult_prob_error" else 0.0
+        values = base + 0.01 * np.exp(rng.normal(0, NOISE.get(quantity, 0), count))
+        if quantity == "k1":
+            values = rng.normal(1e-4, 4e-4, count)
+        series = Series("run", np.arange(count), {quantity: values})
+        alarms += any(f.level == "fault" for f in diagnose_series(series, Facts(), contract=False))
+    assert alarms <= 4
+
+
 @pytest.mark.parametrize("quantity", ["k3", "mult_prob_error", "k1"])
 def test_other_quantities_are_judged_by_their_own_zero(quantity: str) -> None:
     base = 1.0 if quantity == "mult_prob_error" else 0.0

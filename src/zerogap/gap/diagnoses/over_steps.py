@@ -12,8 +12,19 @@ from zerogap.gap.facts import Facts
 from zerogap.gap.series import Series
 from zerogap.gap.table import Array
 
-JUMP_FACTOR = 3.0  # after / before, for a step that starts a worse stretch
-GROWTH_FACTOR = 1.8  # last / first, for a gap that grows
+# By quantity: after / before of a worse stretch, the same when it is one step long, last / first of a growing gap.
+# Squares (k3) and maxima scatter more than means; k1 has a sign and scatters around 0, so it needs a size as well.
+FACTORS = {
+    "abs_mean": (3.0, 5.0, 1.8),
+    "prob_abs_mean": (3.0, 5.0, 1.8),
+    "log_ppl_abs": (4.0, 8.0, 2.5),
+    "mult_prob_error": (4.0, 8.0, 2.5),
+    "abs_max": (6.0, 20.0, 3.0),
+    "k3": (9.0, 25.0, 3.2),
+    "k2": (9.0, 25.0, 3.2),
+    "k1": (9.0, 25.0, 4.0),
+}
+K1_SIZE = 0.01  # nats
 GROWTH_RANK = 0.75  # Spearman correlation with the step, for growth
 LAYOUT_NATS = 1.0  # no rounding, staleness or quantisation in the field gives this
 RESUME_FACTOR = 8.0
@@ -173,9 +184,13 @@ def _resume(series: Series, rows: Array, values: Array) -> list[Finding]:
 def _jump(series: Series, rows: Array, values: Array, quantity: str) -> list[Finding]:
     """A good stretch from the first step, then one bad step after which it stays bad."""
     best = -1
+    several, single, _ = FACTORS[quantity]
     for index in range(1, len(values)):
         before, after = values[:index], values[index:]
-        if values[index] > JUMP_FACTOR * before.max() and np.median(after) > JUMP_FACTOR * np.median(before):
+        factor = several if len(after) > 1 else single
+        if quantity == "k1" and values[index] < K1_SIZE:
+            continue
+        if values[index] > factor * before.max() and np.median(after) > factor * np.median(before):
             best = index
             break
     if best < 0:
@@ -194,13 +209,12 @@ def _jump(series: Series, rows: Array, values: Array, quantity: str) -> list[Fin
             )
         ]
     update = _update_text(series, int(rows[best]))
-    steady = best == len(values) - 1 or np.median(values[best:]) > JUMP_FACTOR * np.median(before)
     return [
         Finding(
             "weights-differ/not-synced",
             0.9 if update else 0.75,
             f"{np.median(before):.4g} up to step {series.steps[rows[best - 1]]}, {bad:.4g} at step {step} "
-            f"(first_bad={step}{update}){'' if steady else '; it falls again later'}",
+            f"(first_bad={step}{update})",
             numbers,
             (f"step {series.steps[rows[best - 1]]}: {values[best - 1]:.4g}", f"step {step}: {bad:.4g}"),
         )
@@ -220,15 +234,14 @@ def _update_text(series: Series, row: int) -> str:
 
 
 def _growth(series: Series, rows: Array, values: Array, quantity: str) -> list[Finding]:
-    del quantity
-    if len(values) < 3:
+    if len(values) < 3 or (quantity == "k1" and values.max() < K1_SIZE):
         return []
     steps = series.steps[rows].astype(float)
     head = max(1, len(values) // 8)
     start, now = float(np.median(values[:head])), float(np.median(values[-head:]))
     rank = rank_correlation(steps, values)
-    resets = _resets(values)
-    if len(resets) >= 1 and _saw_tooth(values, resets):
+    resets = _resets(values, FACTORS[quantity][2])
+    if len(values) >= 8 and resets and _saw_tooth(values, resets):
         at = [int(series.steps[rows[i]]) for i in resets]
         return [
             Finding(
@@ -241,8 +254,11 @@ def _growth(series: Series, rows: Array, values: Array, quantity: str) -> list[F
                 code="STALE_PREFIX_CACHE",
             )
         ]
-    needed = GROWTH_RANK if len(values) >= 8 else 0.95
-    if now < GROWTH_FACTOR * start or rank < needed:
+    means = quantity in ("abs_mean", "prob_abs_mean")
+    if len(values) < 6 and not means:
+        return []
+    needed = GROWTH_RANK if len(values) >= 16 else 0.9 if len(values) >= 6 else 0.95
+    if now < FACTORS[quantity][2] * start or rank < needed:
         return []
     slope = float(np.polyfit(steps, values, 1)[0])
     numbers = {"baseline": start, "now": now, "slope_per_step": slope, "rank_correlation": rank}
@@ -281,21 +297,22 @@ def _covariate(series: Series, rows: Array, values: Array) -> str:
     return ""
 
 
-def _resets(values: Array) -> list[int]:
-    """Indices where the gap falls back to near its start after having grown."""
+def _resets(values: Array, growth: float) -> list[int]:
+    """Indices where the gap falls back to near its start after having grown by the factor ``growth``."""
     start = float(np.median(values[: max(1, len(values) // 16)]))
     return [
         i
         for i in range(2, len(values))
-        if values[i] < 0.6 * values[i - 1] and values[i] < 1.5 * start and values[i - 1] > 1.6 * start
+        if values[i] < values[i - 1] / growth and values[i] < 1.5 * start and values[i - 1] > growth * start
     ]
 
 
 def _saw_tooth(values: Array, resets: list[int]) -> bool:
     """Whether the stretches between resets each rise."""
     edges = [0, *resets, len(values)]
-    rising = [rank_correlation(np.arange(b - a), values[a:b]) > 0.6 for a, b in itertools.pairwise(edges) if b - a >= 3]
-    return len(rising) >= 1 and all(rising)
+    rising = [rank_correlation(np.arange(b - a), values[a:b]) > 0.8 for a, b in itertools.pairwise(edges) if b - a >= 4]
+    # Every stretch but the last must be long enough to be seen to rise.
+    return len(rising) >= len(resets) and all(rising)
 
 
 def _sync_evidence(series: Series, rows: Array, values: Array) -> list[Finding]:
