@@ -165,8 +165,8 @@ def test_a_second_try_is_another_completion(tmp_path: Path, monkeypatch: pytest.
     ("overrides", "said"),
     [
         (("rollout.temperature=1e-46",), "rollout.temperature: 1e-46 is too small"),
-        (("eval.every=1", "eval.max_tokens=5000"), "the longest prompt and eval.max_tokens = 5000 need"),
-        (("rollout.max_tokens=5000",), "the longest prompt and rollout.max_tokens = 5000 need"),
+        (("eval.every=1", "eval.max_tokens=5000"), "eval.max_tokens in evaluation = 5000 need"),
+        (("rollout.max_tokens=5000",), "rollout.max_tokens = 5000 need"),
     ],
 )
 def test_what_would_fail_later_is_refused_at_once(
@@ -231,6 +231,37 @@ def test_batch_variant_trainer_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     assert train(tmp_path / "run") == 1
     fault = incident(tmp_path / "run")["fault"]
     assert (fault["layer"], fault["op"], fault["side"]) == (1, "up_proj", "trainer")
+
+
+def test_with_more_updates_the_training_forward_is_compared_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The scoring pass is sound; the forward with gradient packs other sequences together, and breaks the law."""
+    sequences: list[int] = []
+
+    def spoil(made: Run) -> None:
+        layer = made.decoder.model.layers[2].mlp
+        forward = layer.down_proj.forward
+        # Wrong for as many rows as one update of four has: the scoring pass has more, a sequence alone fewer.
+        layer.down_proj.forward = lambda x: forward(x) * (1 + 1e-6 * (20 < x.shape[0] < 100))
+        accumulate = zerogap.rl.loop.accumulate
+
+        def counted(decoder: object, optimiser: object, some: list, *rest: object) -> object:
+            sequences.append(len(some))
+            return accumulate(decoder, optimiser, some, *rest)
+
+        monkeypatch.setattr(zerogap.rl.loop, "accumulate", counted)
+
+    with_run(monkeypatch, spoil)
+    assert train(tmp_path / "run", "train.updates_per_rollout=4", "train.tokens_per_micro_batch=4096", "--json") == 1
+    values = result(capsys)
+    assert values["steps"] == 0, "stopped before the first update"
+    assert sequences == [6], "the scoring pass was equal: the gate let it through"
+    samples = list(read_samples(samples_path(tmp_path / "run", 0)))
+    assert values["tokens_compared"] == sum(sum(record["loss_mask"]) for record in samples)
+    assert 0 < values["tokens_different"] < values["tokens_compared"] / 3
+    fault = incident(tmp_path / "run")["fault"]
+    assert (fault["layer"], fault["op"], fault["side"]) == (2, "down_proj", "trainer")
 
 
 def test_stale_weight_in_the_engine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,6 @@ from pydantic_core import PydanticCustomError
 _MIN_TEMPERATURE = 1e-4  # as the engine's; this module imports no torch
 NOT_BITS: dict[str, Any] = {"bits": False}
 _MOST = 2**20  # sequences of a step, held as Python objects: what is above it is a slip of the keyboard
-_SMALLEST_TEMPERATURE = 1e-6  # below it float32 logits overflow when they are divided
 
 
 def _reference(value: str) -> str:
@@ -284,16 +283,6 @@ def _conflicts(config: Config) -> list[tuple[str, str]]:
             sequences > _MOST,
             "rollout.prompts_per_step",
             f"x rollout.samples_per_prompt = {sequences:,} sequences per step; at most {_MOST:,} are possible",
-        ),
-        (
-            0 < rollout.temperature < _SMALLEST_TEMPERATURE,
-            "rollout.temperature",
-            f"{rollout.temperature} overflows the logits; set it to {_SMALLEST_TEMPERATURE} or more",
-        ),
-        (
-            0 < config.eval.temperature < _SMALLEST_TEMPERATURE,
-            "eval.temperature",
-            f"{config.eval.temperature} overflows the logits; set it to 0 (greedy) or {_SMALLEST_TEMPERATURE} or more",
         ),
         (
             any("\ufffd" in text for text in rollout.stop),
