@@ -113,7 +113,7 @@ def turns(context, prompt):
 """
 
 
-@pytest.mark.parametrize("updates", [1, 2])
+@pytest.mark.parametrize("updates", [1, 24])  # 24: one sequence each, some of them without advantage
 @pytest.mark.parametrize("sampler", [(), SAMPLER])
 def test_turns_with_inserted_and_untrained_tokens(
     tmp_path: Path,

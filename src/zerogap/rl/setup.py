@@ -111,7 +111,7 @@ def set_up(config: Config, resume: str | None) -> Run:
         task=task,
         generator=Generator(engine, tokenizer, max_positions, rollout, config.rollout.time_limit_s),
         optimiser=optimiser,
-        settings=_step_settings(config),
+        settings=step_settings(config),
         numerics=numerics,
         checkpoint=checkpoint,
     )
@@ -308,10 +308,12 @@ def _optimiser_settings(config: Config) -> OptimiserSettings:
     )
 
 
-def _step_settings(config: Config) -> StepSettings:
+def step_settings(config: Config) -> StepSettings:
+    """Return how an update is computed."""
     train = config.train
+    norm_length = train.norm_length or config.rollout.max_tokens
     return StepSettings(
-        loss=LossSettings(train.clip_low, train.clip_high, train.aggregation, norm_length=config.rollout.max_tokens),
+        loss=LossSettings(train.clip_low, train.clip_high, train.aggregation, norm_length),
         micro_batch_rows=train.tokens_per_micro_batch,
         score_untrained=config.gap.scope == "all",
     )
