@@ -125,14 +125,47 @@ def test_turns_with_inserted_and_untrained_tokens(
     (tmp_path / "turns_of_three.py").write_text(TURNS)
     monkeypatch.chdir(tmp_path)
     extra = ("task.rollout=turns_of_three:turns", f"train.updates_per_rollout={updates}", "model.max_positions=40")
-    assert train(tmp_path / "run", *sampler, *extra, "--json") == 0
-    values = result(capsys)
-    assert values["tokens_different"] == 0
-    records = [record for step in range(2) for record in read_samples(samples_path(tmp_path / "run", step))]
-    assert values["tokens_compared"] == sum(sum(record["loss_mask"]) for record in records) > 200
-    lengths = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    sampled = sum(round(values["rollout/response_length/mean"] * 24) for values in lengths)
-    assert values["tokens_not_compared"] == sampled - values["tokens_compared"] > 0
+    compared, trained = {}, {}
+    for scope in ("trained", "all"):
+        folder = tmp_path / scope
+        assert train(folder, *sampler, *extra, f"gap.scope={scope}", "--json") == 0
+        values = result(capsys)
+        assert values["tokens_different"] == 0
+        records = [record for step in range(2) for record in read_samples(samples_path(folder, step))]
+        compared[scope], trained[scope] = values["tokens_compared"], sum(sum(record["loss_mask"]) for record in records)
+        assert compared[scope] == sum(value is not None for r in records for value in r["logprobs_trainer"])
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        sampled = sum(round(line["rollout/response_length/mean"] * 24) for line in lines)
+        assert values["tokens_not_compared"] == sampled - compared[scope]
+    assert compared["trained"] <= trained["trained"] < compared["all"]
+    assert trained["trained"] > 200
+    assert values["tokens_not_compared"] == 0
+    assert final_weights(tmp_path / "trained", 2) == final_weights(tmp_path / "all", 2)
+
+
+def test_a_fault_in_a_turn_that_is_not_trained_on_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "turns_of_three.py").write_text(TURNS)
+    monkeypatch.chdir(tmp_path)
+
+    def spoil(made: Run) -> None:
+        generate = made.engine.generate
+
+        def flipped(requests: list) -> list:
+            completions = generate(requests)
+            if requests[0].params.max_tokens == 2:  # the second turn
+                completions[3].logprobs[0] += 1e-6
+            return completions
+
+        made.engine.generate = flipped
+
+    with_run(monkeypatch, spoil)
+    extra = ("task.rollout=turns_of_three:turns", "model.max_positions=40")
+    assert train(tmp_path / "some", *extra, "gap.scope=trained", steps=1) == 0
+    assert train(tmp_path / "run", *extra, steps=1) == 1
+    found = incident(tmp_path / "run")
+    assert found["tokens_different"] == 1
+    assert found["sequence"] == {"step": 0, "prompt": 0, "sample": 3}
+    assert "transient" in found["fault"]["explanation"]
 
 
 RETRY = """

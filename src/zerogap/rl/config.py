@@ -192,11 +192,7 @@ class TrainSection(Section):
         description="token-mean = mean over all trained tokens; sequence-mean = mean over sequences of token means; "
         "sequence-mean-token-sum-norm = mean over sequences of their token sums / train.norm_length",
     )
-    norm_length: int | None = Field(
-        default=None,
-        ge=1,
-        description="tokens; unset = rollout.max_tokens; a custom rollout of several turns may want their sum",
-    )
+    norm_length: int | None = Field(default=None, ge=1, description="see above, tokens; unset = rollout.max_tokens")
     updates_per_rollout: int = Field(
         default=1, ge=1, description="optimiser updates per step; each takes its share of the completions"
     )
@@ -216,7 +212,7 @@ class GapSection(Section):
     )
     scope: Literal["trained", "all"] = Field(
         default="trained",
-        description="trained = tokens that are trained on; all = also those of dropped groups",
+        description="trained = tokens that are trained on; all = every token that the engine sampled for training",
         json_schema_extra=NOT_BITS,
     )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from zerogap.engine import Key
 from zerogap.models.weights import weights_digest
 from zerogap.ops import ambient
 from zerogap.rl.config_load import config_digest
@@ -122,7 +123,7 @@ class Loop:
         with clock.phase("time/train_s"), ambient.guard():
             trained = self._train(step, sequences, sum(rollout.generated_tokens for rollout in rollouts))
         self.totals.add(trained.comparison)
-        write_samples(run.folder, step, _samples(rollouts, outcomes, sequences, trained.scores))
+        write_samples(run.folder, step, _samples(rollouts, outcomes, sequences, trained))
         if not trained.stopped:
             with clock.phase("time/sync_s"):
                 self._send_weights(step + 1)
@@ -136,7 +137,7 @@ class Loop:
             values |= self._evaluate(step + 1, clock)
             self.totals.eval_last = values["eval/accuracy"]
         values |= self.saving.seconds | clock.seconds | {"time/step_s": time.perf_counter() - began}
-        values |= rates(rollouts, sequences, trained, clock.seconds)
+        values |= rates(rollouts, trained, clock.seconds)
         self.writer.write(step, values)
         self.display.step(step, values)
         # After the metrics: a step whose checkpoint stands is never done again, so its line must stand before.
@@ -149,40 +150,49 @@ class Loop:
 
     def _train(self, step: int, sequences: list[TrainSequence], sampled_tokens: int) -> Trained:
         run, updates = self.run_, self.run_.config.train.updates_per_rollout
+        extra, extra_scores = self._score_untrained(sequences)
+        compared = [*sequences, *extra]
+        extra_pass = range(len(sequences), len(compared))
         if updates == 1:
             result = accumulate(run.decoder, run.optimiser, sequences, run.settings)
-            found = compare(sequences, result.scores, sampled_tokens)
-            trained = Trained(found, result.scores, [result], [])
-            passes = [with_gradient(sequences), without_gradient(sequences)]
-            if self._gate(step, sequences, found, passes):
+            scores = [*result.scores, *extra_scores]
+            found = compare(compared, scores, sampled_tokens)
+            trained = Trained(found, compared, scores, [result], [])
+            passes = [with_gradient(sequences), without_gradient(sequences), extra_pass]
+            if self._gate(step, compared, found, passes):
                 trained.stopped = True
             else:
                 trained.updates.append(run.optimiser.apply())
             return trained
         # The whole batch is scored at the version that sampled it; later updates replay its kept sets.
-        scores = score_sequences(run.decoder, sequences, run.settings.micro_batch_rows, want_kept=True)
-        found = compare(sequences, scores, sampled_tokens)
-        trained = Trained(found, list(scores), [], [])
-        if self._gate(step, sequences, found, [range(len(sequences))]):
+        old = score_sequences(run.decoder, sequences, run.settings.micro_batch_rows, want_kept=True)
+        found = compare(compared, [*old, *extra_scores], sampled_tokens)
+        trained = Trained(found, compared, [*old, *extra_scores], [], [])
+        if self._gate(step, compared, found, [range(len(sequences)), extra_pass]):
             trained.stopped = True
             return trained
         for part in mini_batches([sequence.key for sequence in sequences], updates, run.config.run.seed, step):
-            some, old = [sequences[i] for i in part], [scores[i] for i in part]
-            trained.results.append(accumulate(run.decoder, run.optimiser, some, run.settings, old))
+            some = [sequences[i] for i in part]
+            trained.results.append(accumulate(run.decoder, run.optimiser, some, run.settings, [old[i] for i in part]))
             if not trained.updates:
                 # The weights are still those that sampled: the forward with gradient must say the same words again.
-                again = dict(zip(part, trained.results[0].scores, strict=True))
-                trained.scores = [
-                    scored if (other := again.get(index)) is None else worst(sequences[index], scored, other)
-                    for index, scored in enumerate(scores)
-                ]
-                trained.comparison = compare(sequences, trained.scores, sampled_tokens)
+                for index, again in zip(part, trained.results[0].scores, strict=True):
+                    if again is not None:
+                        trained.scores[index] = worst(sequences[index], old[index], again)
+                trained.comparison = compare(compared, trained.scores, sampled_tokens)
                 members = [part[i] for i in with_gradient(some)]
-                if self._gate(step, sequences, trained.comparison, [members]):
+                if self._gate(step, compared, trained.comparison, [members]):
                     trained.stopped = True
                     return trained
             trained.updates.append(run.optimiser.apply())
         return trained
+
+    def _score_untrained(self, sequences: list[TrainSequence]) -> tuple[list[TrainSequence], list[Scored]]:
+        """With ``gap.scope = "all"`` return the sequences' tokens that were sampled and are not trained on, scored."""
+        run, extra = self.run_, [sequence.untrained() for sequence in sequences]
+        if run.config.gap.scope != "all" or not any(sequence.trained_count for sequence in extra):
+            return [], []
+        return extra, score_sequences(run.decoder, extra, run.settings.micro_batch_rows)
 
     def _gate(
         self, step: int, sequences: list[TrainSequence], found: Comparison, passes: Sequence[Sequence[int]]
@@ -191,7 +201,7 @@ class Loop:
 
         Args:
             step: of the run.
-            sequences: the step's.
+            sequences: the step's, and behind them those of `_score_untrained`.
             found: their comparison.
             passes: the forward passes that were compared, each by the sequences that it packed, in their order.
         """
@@ -273,14 +283,15 @@ def _samples(
     rollouts: Sequence[Rollout],
     outcomes: Sequence[RewardOutcome],
     sequences: Sequence[TrainSequence],
-    scores: Sequence[Scored | None],
+    trained: Trained,
 ) -> list[Sample]:
-    samples = []
-    for rollout, outcome, sequence, scored in zip(rollouts, outcomes, sequences, scores, strict=True):
-        trainer: list[float | None] = [None] * sequence.response_length
+    trainers: dict[Key, list[float | None]] = {s.key: [None] * s.response_length for s in sequences}
+    for compared, scored in zip(trained.compared, trained.scores, strict=True):
         if scored is not None:
-            for place, value in zip(sequence.trained_places.tolist(), scored.logprob_T.tolist(), strict=True):
-                trainer[place] = value
+            for place, value in zip(compared.trained_places.tolist(), scored.logprob_T.tolist(), strict=True):
+                trainers[compared.key][place] = value
+    samples = []
+    for rollout, outcome, sequence in zip(rollouts, outcomes, sequences, strict=True):
         samples.append(
             Sample(
                 prompt_index=rollout.key[1],
@@ -296,7 +307,7 @@ def _samples(
                 prompt_ids=rollout.transcript.prompt_ids,
                 response_ids=rollout.transcript.response_ids,
                 logprobs_engine=rollout.transcript.logprobs,
-                logprobs_trainer=trainer,
+                logprobs_trainer=trainers[sequence.key],
                 loss_mask=rollout.transcript.loss_mask,
             )
         )

@@ -15,9 +15,18 @@ from zerogap.trainer import Scored, StepResult, TrainSequence, UpdateStats
 
 @dataclass
 class Trained:
-    """What training made of a step."""
+    """What training made of a step.
+
+    Attributes:
+        comparison: of ``compared`` with ``scores``.
+        compared: the step's sequences; behind them, if their untrained tokens were scored, those (`untrained`).
+        scores: of each of them, or None where none was run.
+        results, updates: of each update that was computed, and applied.
+        stopped: whether the gate stopped the run.
+    """
 
     comparison: Comparison
+    compared: list[TrainSequence]
     scores: list[Scored | None]
     results: list[StepResult]
     updates: list[UpdateStats]
@@ -77,12 +86,10 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     }
 
 
-def rates(
-    rollouts: Sequence[Rollout], sequences: Sequence[TrainSequence], trained: Trained, seconds: Mapping[str, float]
-) -> dict[str, float]:
+def rates(rollouts: Sequence[Rollout], trained: Trained, seconds: Mapping[str, float]) -> dict[str, float]:
     """Return tokens per second: generated, and rows of the training forward; ``seconds`` are the step's phases."""
     generated = sum(rollout.generated_tokens for rollout in rollouts)
-    rows = sum(s.input_rows for s, scored in zip(sequences, trained.scores, strict=True) if scored is not None)
+    rows = sum(s.input_rows for s, scored in zip(trained.compared, trained.scores, strict=True) if scored is not None)
     return {
         "perf/generated_tokens_per_s": generated / seconds["time/rollout_s"],
         "perf/trained_tokens_per_s": rows / seconds["time/train_s"],
