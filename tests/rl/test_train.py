@@ -98,6 +98,19 @@ def test_dropped_groups_are_counted_unless_the_scope_is_all(tmp_path: Path, caps
     assert {record["advantage"] == 0 for record in samples if record["logprobs_trainer"][0] is None} == {True}
 
 
+def test_a_run_that_compared_nothing_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "flat_reward.py").write_text("def flat(prompt, completion, answer):\n    return 1.0\n")
+    monkeypatch.chdir(tmp_path)
+    for scope, warned in (("trained", True), ("all", False)):
+        arguments = ("task.reward=flat_reward:flat", f"gap.scope={scope}", "--json")
+        assert train(tmp_path / scope, *arguments, steps=1) == 0
+        captured = capsys.readouterr()
+        assert (json.loads(captured.out)["tokens_compared"] == 0) is warned
+        assert ("warning: no token was compared" in captured.err) is warned
+
+
 TURNS = """
 from zerogap.rl.custom import Transcript
 
@@ -400,6 +413,25 @@ def test_warn_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert values["steps"] == 2
     assert values["tokens_different"] > 0
     assert incident(tmp_path / "run")["fault"]["op"] == "o_proj"
+
+
+def test_the_incident_of_an_earlier_start_is_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def spoil(made: Run) -> None:
+        made.engine.hooks = (lambda at, name, x: x * 1.0001 if (at, name) == (0, "o_proj") else x,)
+
+    assert train(tmp_path / "run", steps=1) == 0
+    with monkeypatch.context() as patch:
+        with_run(patch, spoil)
+        assert train(tmp_path / "run", "--resume", "auto", steps=2) == 1
+    stopped = incident(tmp_path / "run")
+    capsys.readouterr()
+    assert train(tmp_path / "run", "--resume", "auto", "--json", steps=2) == 0
+    assert result(capsys)["incident"] is None
+    names = sorted(path.name for path in (tmp_path / "run").glob("incident*"))
+    assert names == ["incident-before-step-1.json", "incident-before-step-1.md"]
+    assert json.loads((tmp_path / "run" / names[0]).read_text()) == stopped
 
 
 def test_same_run_twice_gives_the_same_weights(tmp_path: Path) -> None:
