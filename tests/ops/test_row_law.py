@@ -15,7 +15,7 @@ from zerogap.errors import NotHeldError
 from zerogap.ops import portable as ops
 from zerogap.ops.portable import selftest
 from zerogap.ops.portable.elementwise import blocked_sum, exp, log, sigmoid, tree_sum
-from zerogap.ops.portable.linear import _tiled_product
+from zerogap.ops.portable.linear import tiled_product
 
 THREADS = (1, 2, 3, 5, 8)
 WIDTH = 96
@@ -292,13 +292,13 @@ def test_ranks_that_hold_whole_segments_give_the_same_bits(rows: int, ranks: int
     assert ops.segment_count(512) == 8
     width = 512 // ranks
     parts = [
-        _tiled_product(x[:, start : start + width], weight[:, start : start + width], segments=8 // ranks)
+        tiled_product(x[:, start : start + width], weight[:, start : start + width], segments=8 // ranks)
         for start in range(0, 512, width)
     ]
     while len(parts) > 1:
         parts = [left + right for left, right in zip(parts[::2], parts[1::2], strict=True)]
-    assert same_bits(parts[0], _tiled_product(x, weight, segments=8))
-    assert not same_bits(parts[0], _tiled_product(x, weight, segments=1)), "the control: another tree, other bits"
+    assert same_bits(parts[0], tiled_product(x, weight, segments=8))
+    assert not same_bits(parts[0], tiled_product(x, weight, segments=1)), "the control: another tree, other bits"
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,6 @@ from zerogap.rl.rollout import Generator
 from zerogap.rl.run_folder import CONFIG_FILE, FolderLock, holds_run, require_vacant, sweep
 from zerogap.rl.tasks import Prompt, Task, make_task
 from zerogap.rl.tasks.base import encode_prompt
-from zerogap.rl.tasks.jsonl import JsonlTask
 from zerogap.trainer import (
     Checkpoint,
     LossSettings,
@@ -266,8 +265,7 @@ def _longest_sequence(config: Config, task: Task, tokenizer: Tokenizer, vocab_si
         return max(lengths)
 
     train, held_out = rollout_params(config), eval_params(config)
-    prompts = task.train if isinstance(task, JsonlTask) else task.train_prompts(0)
-    needs = {"rollout.max_tokens": (longest(prompts), train.max_tokens)}
+    needs = {"rollout.max_tokens": (longest(task.all_train_prompts()), train.max_tokens)}
     if config.eval.every > 0:
         key = "rollout.max_tokens" if config.eval.max_tokens is None else "eval.max_tokens"
         needs[f"{key} in evaluation"] = (longest(task.eval_prompts()), held_out.max_tokens)
