@@ -14,10 +14,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
-from zerogap.engine import Completion, Request, SamplingParams, suppressed_ids
+from zerogap.engine import Completion, Request, SamplingParams
 from zerogap.models import decoder as decoder_module
-from zerogap.models.rows import PackedCache, Rows
+from zerogap.models.rows import Rows
 from zerogap.ops import portable as ops
+from zerogap.rl.custom import Transcript
+from zerogap.rl.rollout import Rollout, train_sequence
+from zerogap.rl.tasks import Prompt
+from zerogap.trainer import TrainSequence, score
 
 from ..engine.build import make_engine
 from ..support import FAMILY_VALUES, random_decoder, same_bits
@@ -76,26 +80,21 @@ def run_alone(decoder, work: Workload) -> list[Completion]:
         return [engine.generate([one])[0] for one in work.requests]
 
 
-def trainer_logprobs(decoder, done: list[Completion], hooks=()) -> list[torch.Tensor]:
-    """The packed training forward over whole sequences; log-probs of each one's generated tokens."""
-    whole = [[*completion.prompt, *completion.tokens] for completion in done]
-    rows, targets, params, first = [], [], [], 0
-    for completion, tokens in zip(done, whole, strict=True):
-        for index, token in enumerate(completion.tokens):
-            rows.append(first + len(completion.prompt) + index - 1)
-            targets.append(token)
-            params.append((completion.params, suppressed_ids(completion.params, index)))
-        first += len(tokens)
-    hidden_RK = decoder.hidden(Rows.packed(whole), PackedCache(), hooks)
-    sampler = ops.SamplerRows(
-        torch.tensor([p.temperature for p, _ in params], dtype=torch.float64),
-        torch.tensor([p.top_k for p, _ in params]),
-        torch.tensor([p.top_p for p, _ in params], dtype=torch.float64),
-        torch.tensor([p.min_p for p, _ in params], dtype=torch.float64),
-        tuple((row, ids) for row, (_, ids) in enumerate(params) if ids),
-    )
-    logprob_R = ops.token_logprobs(hidden_RK[rows], decoder.lm_head_weight, torch.tensor(targets), sampler).logprob_R
-    return list(logprob_R.detach().split([len(completion.tokens) for completion in done]))
+def as_trained(completion: Completion) -> TrainSequence:
+    """What the loop would give the trainer of a completion."""
+    transcript = Transcript(list(completion.prompt))
+    transcript.add_completion(completion)
+    return train_sequence(Rollout(completion.key, Prompt("drawn", "", ""), transcript), 1.0, completion.params)
+
+
+@contextlib.contextmanager
+def hooked(decoder, hooks):
+    """The decoder with hooks in every forward, as a faulty trainer would have."""
+    decoder.hidden = lambda rows, cache: type(decoder).hidden(decoder, rows, cache, hooks)
+    try:
+        yield
+    finally:
+        del decoder.hidden
 
 
 def different_tokens(first: list[Completion], second: list[Completion]) -> int:
@@ -105,12 +104,14 @@ def different_tokens(first: list[Completion], second: list[Completion]) -> int:
     )
 
 
-def different_from_trainer(decoder, done: list[Completion], threads=1, hooks=()) -> int:
-    with torch_threads(threads):
-        theirs = trainer_logprobs(decoder, done, hooks)
+def different_from_trainer(decoder, done: list[Completion], threads=1, hooks=(), micro_batch_rows=2048) -> int:
+    """Sequences whose log-probs the trainer's packed forward does not repeat; greedy ones are never trained on."""
+    sequences = [as_trained(completion) for completion in done if completion.params.temperature > 0]
+    with torch_threads(threads), hooked(decoder, hooks):
+        scores = score(decoder, sequences, micro_batch_rows)
     return sum(
-        not same_bits(torch.tensor(completion.logprobs), logprob_T)
-        for completion, logprob_T in zip(done, theirs, strict=True)
+        not same_bits(sequence.trained_logprobs_engine, scored.logprob_T)
+        for sequence, scored in zip(sequences, scores, strict=True)
     )
 
 
@@ -155,8 +156,8 @@ def check_workload(family, work):
     crowded, _ = run_crowded(decoder, work)
     assert different_tokens(crowded, run_alone(decoder, work)) == 0
     assert different_from_trainer(decoder, crowded, work.threads) == 0
-    # In another packing order too.
-    assert different_from_trainer(decoder, crowded[::-1]) == 0
+    # In another packing order and in smaller micro-batches too.
+    assert different_from_trainer(decoder, crowded[::-1], micro_batch_rows=60) == 0
 
 
 QUICK = settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.too_slow])
