@@ -21,6 +21,7 @@ from zerogap.models.rows import Rows
 from zerogap.rl.samples import read_samples, samples_path
 from zerogap.rl.setup import Run, set_up
 from zerogap.trainer import RunState
+from zerogap.trainer.fingerprint import describe_numerics
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.toml"
 SMALL = (
@@ -522,7 +523,9 @@ def test_resume_where_the_bits_differ_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(tmp_path / "run", steps=1) == 0
-    monkeypatch.setattr(zerogap.rl.setup, "fingerprint", lambda config: "other bits")
+    monkeypatch.setattr(
+        zerogap.rl.setup, "describe_numerics", lambda config: describe_numerics(config) | {"fingerprint": "other bits"}
+    )
     assert train(tmp_path / "run", "--resume", "auto", steps=2) == 2
     error = capsys.readouterr().err
     assert "does not keep the run's bits" in error

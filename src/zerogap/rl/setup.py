@@ -42,7 +42,7 @@ from zerogap.trainer import (
     open_checkpoint,
     restore_optimiser,
 )
-from zerogap.trainer.fingerprint import environment, fingerprint
+from zerogap.trainer.fingerprint import describe_numerics
 
 
 @dataclass
@@ -95,7 +95,7 @@ def set_up(config: Config, resume: str | None) -> Run:
     decoder.gradient_checkpointing = config.train.gradient_checkpointing
     engine = Engine(copy.deepcopy(decoder), tokenizer, _engine_config(config, longest))
     optimiser = Optimiser(decoder.named_parameters(), _optimiser_settings(config))
-    numerics = environment() | {"fingerprint": fingerprint(decoder.config)}
+    numerics = describe_numerics(decoder.config)
     if checkpoint is not None:
         _check_numerics(checkpoint, numerics)
         _check_prompts(checkpoint, task)
