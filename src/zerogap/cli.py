@@ -60,7 +60,8 @@ def train(
 ) -> None:
     """Train by reinforcement learning with the gap checked on every trained token.
 
-    Exit codes: 0 every compared token was bit-equal; 1 the gate stopped the run; 2 bad input.
+    Exit codes: 0 the run ended (with gap.gate = "stop": every compared token was bit-equal); 1 the gate stopped it, or
+    the row law does not hold here; 2 bad input; 3 the run ended and not one token was compared.
     """
     from zerogap.threads import prepare_environment
 

@@ -88,6 +88,15 @@ class Transcript:
         return [*self.prompt_ids, *self.response_ids]
 
     @property
+    def sampled_mask(self) -> list[bool]:
+        """Where the engine sampled the token, whether it is trained on or not; [response]."""
+        mask = [False] * len(self.response_ids)
+        for completion in self.completions:
+            start = len(completion.prompt) - len(self.prompt_ids)
+            mask[start : start + len(completion.tokens)] = [True] * len(completion.tokens)
+        return mask
+
+    @property
     def text(self) -> str:
         """Text of all sampled turns, joined by line ends; what the reward function gets."""
         return "\n".join(completion.text for completion in self.completions)
@@ -164,6 +173,13 @@ def load_rollout(reference: str) -> RolloutFunction:
                     f"{where}: the transcript holds something that is no {kind.__name__}; "
                     "change it only by its add_ methods"
                 )
+        masks = zip(transcript.loss_mask, transcript.sampled_mask, strict=False)
+        wrong = next((i for i, (trained, sampled) in enumerate(masks) if trained and not sampled), None)
+        if wrong is not None:
+            raise UsageError(
+                f"{where}: loss_mask[{wrong}] is True where nothing was sampled, so that there is no log-prob to train "
+                "on; change it only by the transcript's add_ methods, or to False"
+            )
         return transcript
 
     return checked

@@ -170,4 +170,5 @@ def train_sequence(rollout: Rollout, advantage: float, params: SamplingParams) -
         advantage=advantage,
         weights_version=transcript.completions[0].weights_version,
         sampler=SequenceSampler(params.temperature, params.top_k, params.top_p, params.min_p, tuple(suppressed)),
+        sampled_mask=torch.tensor(transcript.sampled_mask, dtype=torch.bool),
     )
