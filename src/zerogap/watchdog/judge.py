@@ -55,7 +55,7 @@ def ended(seen: Seen, now: float) -> Verdict | None:
     if end.status == 0 or seen.interrupted is not None:
         return None
     name = "died" if seen.started or end.age_s > seen.phases.budget() else "failed-to-start"
-    if cause.verdict:
+    if cause.verdict == "lost-peer":
         name = cause.verdict
     ends = tuple(item for item in seen.exits if item.abnormal)
     return _verdict(seen, now, name, cause, end.at, f"the command ended {end.how()}", ends=(*ends, end))
@@ -94,7 +94,11 @@ def _dead_process(seen: Seen, now: float) -> Verdict | None:
             else "a child"
         )
         summary = f"{what} ({item.name}, pid {item.pid}) ended {item.how()} and the run waits for it"
-        return _verdict(seen, now, name, first_cause(seen), item.at, summary, ends=(item,))
+        cause = first_cause(seen)
+        taken = next((engine.last for engine in seen.engines.values() if engine.changed), None)
+        if not cause.known and taken is not None:
+            cause = judged(seen, "port-taken-over", taken.detail)
+        return _verdict(seen, now, name, cause, item.at, summary, ends=(item,))
     return None
 
 
@@ -171,7 +175,9 @@ def _excused(seen: Seen, engine: Engine, now: float) -> bool:
     in_pause = bool(seen.open_pairs) or seen.phases.name in ("weight update", "first sync", "checkpoint")
     if in_pause and now - max(engine.failing_since, seen.phases.since) < seen.phases.budget():
         return True
-    recent = now - max(engine.busy_at, seen.busy_at, seen.clocks.get("token", 0.0)) < 60
+    # A busy scheduler keeps a request waiting; a server that does not even answer its health check has less credit.
+    credit = 30.0 if last.level == "socket" else 60.0
+    recent = now - max(engine.busy_at, seen.busy_at, seen.clocks.get("token", 0.0)) < credit * seen.budgets.scale
     return recent and now - engine.failing_since < seen.phases.budget()
 
 
@@ -270,8 +276,10 @@ def _spinning(seen: Seen, now: float, patient: bool = True) -> Verdict | None:
     sample = seen.activity
     if sample is None or not sample.spinning or seen.spinning_since is None:
         return None
-    waited = max(now - max(seen.spinning_since, seen.hard_at), seen.startup_age)
-    if waited < seen.budgets.spin_s and (patient or not seen.startup_age):
+    waited = now - max(seen.spinning_since, seen.hard_at)
+    if not patient:
+        waited = max(waited, seen.startup_age)
+    if waited < seen.budgets.spin_s:
         return None
     fact = Evidence(sample.at, "gpu", f"utilisation {max(sample.gpu):.0f} %, memory {max(sample.bandwidth):.0f} %")
     cause = first_cause(seen)

@@ -156,7 +156,7 @@ class EngineWatch:
         self._wake.set()
 
     def _loop(self) -> None:
-        with httpx.Client(timeout=HEALTH_S, trust_env=False, follow_redirects=False) as client:
+        with httpx.Client(timeout=min(HEALTH_S, self.timeout_s), trust_env=False, follow_redirects=False) as client:
             while not self._stop.is_set():
                 probe = self.ask(client)
                 if self.trusted or self.kind is not None:
@@ -189,7 +189,7 @@ class EngineWatch:
         busy = self._count(client)
         answer = client.get(f"{self.url}{self.kind.health}")
         if answer.status_code != 200 and not busy:
-            return self._failed("health", f"{self.kind.health} answers {answer.status_code}", other=self._other(client))
+            return self._failed("health", f"{self.kind.health} answers {answer.status_code}", other=self._other(client, answer.status_code))
         if busy:
             self._ever = True
             return Probe(time.time(), self.url, "generate", True, "its counters move", busy=True)
@@ -206,21 +206,23 @@ class EngineWatch:
         except httpx.TimeoutException:
             return self._failed("generate", f"{path} gave no token in {self.timeout_s:g} s, its health check answers")
         if answer.status_code != 200:
-            if answer.status_code == 404 and self.kind.name == "sglang" and not self._other(client):
+            if answer.status_code == 404 and self.kind.name == "sglang" and not self._other(client, 404):
                 self.kind = KINDS["sglang-generate"]
                 return self._generate(client)
-            return self._failed("generate", f"{path} answers {answer.status_code}", other=self._other(client))
+            return self._failed("generate", f"{path} answers {answer.status_code}", other=self._other(client, answer.status_code))
         if self.identity and self._other(client):
             return self._failed("generate", "another server answers here", other=True)
         self._ever = True
         return Probe(time.time(), self.url, "generate", True)
 
-    def _other(self, client: httpx.Client) -> bool:
-        """Whether somebody else answers at this address than at first."""
+    def _other(self, client: httpx.Client, status: int = 200) -> bool:
+        """Whether somebody else answers here than at first: another identity, or one that does not know the paths."""
         if self.identity is None:
             return False
         found = detect(client, self.url)
-        return found is None or (found[0].name.removesuffix("-generate"), found[1]) != self.identity
+        if found is None:
+            return status in (404, 405, 501)
+        return (found[0].name.removesuffix("-generate"), found[1]) != self.identity
 
     def _failed(self, level: str, detail: str, refused: bool = False, other: bool = False) -> Probe:
         return Probe(time.time(), self.url, level, False, detail, refused=refused, changed=other and self._ever)

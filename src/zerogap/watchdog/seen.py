@@ -106,7 +106,7 @@ class Seen:
         """Whether CPU or GPU were at work within the last half minute, waiting kernels not counted."""
         if self.activity is None or now - self.activity.at > 60:
             return False
-        return self.quiet_for(now) < 30 and not self.activity.spinning
+        return self.quiet_for(now) < 5 * self.budgets.quiet_s and not self.activity.spinning
 
     # -- events ---------------------------------------------------------------------------------------------------
 
@@ -239,6 +239,8 @@ class Seen:
         )
 
     def _activity(self, hit: Hit) -> None:
+        if self.processes:
+            return  # seen with our own eyes; a log can say anything
         numbers = tuple(float(part) for part in hit.fields.get("gpu", "").split(",") if part.strip())
         gpu = numbers or (float(hit.fields["sm"]),) if numbers or "sm" in hit.fields else ()
         bandwidth = (float(hit.fields["mem"]),) if "mem" in hit.fields else ()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 
 def circle(edges: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Return the first closed way ``(a, b, …, a)`` through ``edges``, in the order of their first names, or ``()``."""
+    """Return a closed way ``(a, b, …, a)`` through ``edges``, its alphabetically first member first, or ``()``."""
     graph: dict[str, list[str]] = {}
     for who, whom in edges:
         graph.setdefault(who, [])
@@ -16,7 +16,10 @@ def circle(edges: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     for start in graph:
         found = _walk(graph, start, [], done)
         if found:
-            return tuple(found)
+            ring = found[:-1]
+            first = ring.index(min(ring))
+            ring = ring[first:] + ring[:first]
+            return (*ring, ring[0])
     return ()
 
 
