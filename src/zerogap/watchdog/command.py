@@ -165,6 +165,10 @@ def watch_command(
             if pid in (1, os.getpid(), os.getppid()):
                 raise UsageError(f"--pid {pid}: that is not a training run (it is this shell, this command or init)")
             roots = [(pid, stat.started)]
+        if options.ray_job:
+            from zerogap.watchdog.ray_jobs import JobServer
+
+            JobServer(table["ray_address"]).job(options.ray_job)  # refused before anything is written
         run = {"id": uuid.uuid4().hex, "argv": _argv(pid), "started_at": time.time(), "options": table, "roots": roots}
         place = _folder(folder, "watch")
         session = Session(place, run)

@@ -16,6 +16,7 @@ from zerogap.watchdog.waits import circle
 
 ENGINE_ROLES = ("engine", "router")
 MOST_EVIDENCE = 25
+ORDERED_S = 600.0  # a run that ends this soon after a signal from outside ends on order (it may save first)
 
 
 def check(seen: Seen, now: float) -> Verdict | None:
@@ -52,7 +53,8 @@ def ended(seen: Seen, now: float) -> Verdict | None:
     cause = first_cause(seen)
     if cause.verdict == "preempted" and end.status != 0:
         return _verdict(seen, now, "preempted", cause, end.at, f"the run was preempted: {cause.summary}", ends=(end,))
-    if end.status == 0 or seen.interrupted is not None:
+    asked = seen.interrupted is not None and end.at - seen.interrupted[1] < ORDERED_S
+    if end.status in (0, -2, 130) or asked:
         return None
     name = "died" if seen.started or end.age_s > seen.phases.budget() else "failed-to-start"
     if cause.verdict == "lost-peer":
@@ -170,6 +172,8 @@ def _excused(seen: Seen, engine: Engine, now: float) -> bool:
         return False
     if last.refused:
         # Nobody listens: only a trainer that computes meanwhile, or saves, may go on without noticing.
+        if seen.phases.name in ("checkpoint", "ended"):
+            return now - seen.phases.since < seen.phases.budget()
         idle = seen.phases.needs_engine or not seen.active(now)
         return not idle and now - engine.failing_since < seen.budgets.busy_exit_s
     in_pause = bool(seen.open_pairs) or seen.phases.name in ("weight update", "first sync", "checkpoint")

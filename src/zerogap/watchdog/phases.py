@@ -20,6 +20,7 @@ class Span:
     phase: str
     since: float
     until: float | None = None
+    implied: bool = False  # entered because the one before ended; the phase's own line may still come
 
 
 class Phases:
@@ -50,10 +51,14 @@ class Phases:
         """Return the phase that a timer's name opens, or None for a timer that is none."""
         return self._by_name.get(timer.lower())
 
-    def enter(self, name: str, at: float) -> None:
-        """Enter a phase; entering the one the run is in already begins a new span of it."""
-        self.history[-1].until = at
-        self.history.append(Span(name, at))
+    def enter(self, name: str, at: float, implied: bool = False) -> None:
+        """Enter a phase; entering the one the run is in already begins a new span of it, unless that was implied."""
+        last = self.history[-1]
+        if last.phase == name and (last.implied or implied):
+            last.implied = last.implied and implied
+            return
+        last.until = at
+        self.history.append(Span(name, at, implied=implied))
         if len(self.history) > 4000:  # a long run keeps its beginning and its recent past
             del self.history[100:2100]
 

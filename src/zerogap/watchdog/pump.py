@@ -197,6 +197,8 @@ class Pump:
             data = os.read(0, 4096)
             if not data or self.master is None:
                 return
+            if b"\x03" in data:  # the pty turns it into SIGINT; we only note that someone asked
+                self._note_interrupt(signal.SIGINT)
             try:
                 write_all(self.master, data)
             except OSError:
@@ -207,6 +209,10 @@ class Pump:
             size = fcntl.ioctl(1, termios.TIOCGWINSZ, struct.pack("HHHH", 0, 0, 0, 0))
             fcntl.ioctl(self.master, termios.TIOCSWINSZ, size)
 
+    def _note_interrupt(self, number: int) -> None:
+        self.interrupted = number
+        self._record("interrupted.json", {"signal": number, "at": time.time()})
+
     def forward(self, number: int, code: int) -> None:
         """Give a signal to the command: to its group if the terminal sent it to ours, to the one process otherwise."""
         assert self.command is not None
@@ -214,8 +220,7 @@ class Pump:
             self._copy_window_size()
             return
         if number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-            self.interrupted = number
-            self._record("interrupted.json", {"signal": number, "at": time.time()})
+            self._note_interrupt(number)
         try:
             if code != SI_KERNEL:
                 os.kill(self.command.pid, number)

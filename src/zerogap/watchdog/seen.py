@@ -74,7 +74,7 @@ class Seen:
         self.oom_kills = 0
         self.facts: list[Evidence] = []  # physical evidence: OOM kills, XID errors
         self.ended: Exit | None = None
-        self.interrupted: int | None = None
+        self.interrupted: tuple[int, float] | None = None  # a signal that someone sent to the run, and when
 
     # -- what happened when ---------------------------------------------------------------------------------------
 
@@ -197,7 +197,7 @@ class Seen:
             return
         self.clocks[hit.rule.clock] = hit.at
         if hit.rule.phase:
-            self.phases.enter(hit.rule.phase, hit.at)
+            self.phases.enter(hit.rule.phase, hit.at, implied=True)
         numbers = parse_metrics(hit.fields["metrics"])
         if hit.rule.clock == "step":
             # One bad step can be skipped by the optimizer; a second in a row is a state.

@@ -327,7 +327,8 @@ class Session:
         except (OSError, ValueError):
             pass
         interrupted = _load(self.folder / "interrupted.json")
-        self.seen.interrupted = interrupted.get("signal")
+        if interrupted:
+            self.seen.interrupted = (int(interrupted["signal"]), float(interrupted["at"]))
         ended = _load(self.folder / "ended.json")
         if ended and self.end is None:
             pid = self.command[0] if self.command else 0
@@ -371,7 +372,7 @@ class Session:
         seen.ended = self.end
         if self.end.role == "pump":
             verdict: Verdict | None = judge.pump_killed(seen, now)
-        elif seen.interrupted == signal.SIGTERM and scheduler() and self.end.status != 0:
+        elif seen.interrupted and seen.interrupted[0] == signal.SIGTERM and scheduler() and self.end.status != 0:
             verdict = judge.preempted(seen, now, scheduler())
         else:
             verdict = judge.ended(seen, now)
@@ -416,8 +417,10 @@ def _alive(identity: tuple[int, int]) -> bool:
     return stat is not None and stat.started == identity[1] and stat.state != "Z"
 
 
-def open_run(folder: Path) -> Session:
+def open_run(folder: Path, first: bool = False) -> Session:
     """Return a session for the run of ``folder``, registered as its judge.
+
+    The ``first`` judge, which the pump itself starts, also takes a command that has ended meanwhile.
 
     Raises:
         UsageError: when the folder is none of a run, the run is over, or another judge watches it.
@@ -426,7 +429,7 @@ def open_run(folder: Path) -> Session:
     pump = _load(folder / "pump.json").get("pump")
     if not run or not pump:
         raise UsageError(f"{folder}: not the folder of a run; give the one that `zerogap run` named (--dir)")
-    if (folder / "ended.json").exists() or not _alive((pump["pid"], int(pump["started"]))):
+    if not first and (folder / "ended.json").exists() or not _alive((pump["pid"], int(pump["started"]))):
         raise UsageError(f"{folder}: this run is over; its record is in {folder}/incident.md if anything went wrong")
     other = _load(folder / "judge.json")
     if other and other["pid"] != os.getpid() and _alive((other["pid"], int(other["started"]))):
@@ -441,7 +444,7 @@ def main() -> int:
     """Judge the run of the folder named on the command line."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     try:
-        session = open_run(Path(sys.argv[1]))
+        session = open_run(Path(sys.argv[1]), first=True)
     except ZerogapError as error:
         os.write(2, f"zerogap: error: {error}\n".encode())
         return int(error.exit_code)

@@ -1,0 +1,252 @@
+"""`zerogap run` from end to end: the seed's case, a clean stop, and the judge's own death."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from .running import PROGRAMS, Running, environment, program, zerogap_command
+
+
+def test_the_seeds_case_is_stopped_within_five_seconds_of_the_death(tmp_path):
+    with Running(tmp_path, program("seed_run.py", "1.0")) as run:
+        run.wait_for("AssertionError")
+        died = time.monotonic()
+        assert run.wait(30) == 1
+        ended = time.monotonic()
+        incident = run.incident()
+        assert not run.members()
+    verdict = incident["verdict"]
+    assert (verdict["verdict"], verdict["cause"]) == ("failed-to-start", "attention-backend-refused")
+    text = json.dumps(verdict)
+    assert "FlashAttention v3" in text
+    assert "SM>=80 and SM<=90" in text
+    assert verdict["check_command"].startswith("zerogap check")
+    stopped = max(at for at in (os.stat(run.run / "stopping.json").st_mtime,))
+    exits = [json.loads(line) for line in (run.run / "events.jsonl").read_text().splitlines()]
+    death = next(entry["at"] for entry in exits if entry["kind"] == "exit")
+    assert stopped - death < 5.0
+    assert ended - died < 8.0  # stacks, stop, incident and check included
+    page = (run.run / "incident.md").read_text()
+    assert page.startswith("# failed-to-start: attention-backend-refused")
+    assert "zerogap check" in page
+
+
+def test_the_parent_that_only_sleeps_is_stopped_too(tmp_path):
+    """No retry line at all: the fatal line, the exit and a quiet machine are enough while a run starts."""
+    script = (
+        "import subprocess,sys,time; subprocess.Popen([sys.executable,'-c',"
+        "'raise SystemExit(print(\"AssertionError: FlashAttention v3 Backend requires SM>=80 and SM<=90.\") or 1)']);"
+        "time.sleep(3600)"
+    )
+    begun = time.monotonic()
+    with Running(tmp_path, [sys.executable, "-c", script]) as run:
+        assert run.wait(30) == 1
+        assert run.incident()["verdict"]["cause"] == "attention-backend-refused"
+    assert time.monotonic() - begun < 15
+
+
+def test_an_exception_in_a_background_task_ends_the_run(tmp_path):
+    """The task nobody awaits: the loop goes on for ever, the reason is printed once."""
+    script = (
+        "import asyncio\n"
+        "class EngineDead(Exception): pass\n"
+        "async def worker(): raise EngineDead('EngineCore encountered an issue')\n"
+        "async def main():\n    asyncio.create_task(worker())\n    await asyncio.sleep(3600)\n"
+        "asyncio.run(main())\n"
+    )
+    with Running(tmp_path, [sys.executable, "-c", script]) as run:
+        run.wait_for("EngineCore encountered an issue")
+        begun = time.monotonic()
+        assert run.wait(30) == 1
+        assert time.monotonic() - begun < 10
+        assert "EngineCore encountered an issue" in run.incident()["verdict"]["summary"]
+
+
+FAMILY = r"""
+import os, subprocess, sys, time, signal
+deaf = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
+subprocess.Popen([sys.executable, "-c", deaf])                                  # ignores SIGTERM
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], start_new_session=True)   # setsid
+if os.fork() == 0:                                                              # double fork, own session
+    os.setsid()
+    if os.fork() == 0:
+        os.closerange(0, 3)
+        time.sleep(3600)
+    os._exit(0)
+stopped = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+os.kill(stopped.pid, signal.SIGSTOP)
+print("AssertionError: FlashAttention v3 Backend requires SM>=80 and SM<=90.", flush=True)
+if os.fork() == 0:
+    os._exit(1)
+time.sleep(3600)
+"""
+
+
+def test_nothing_is_left_and_nothing_else_is_touched(tmp_path):
+    path = tmp_path / "family.py"
+    path.write_text(FAMILY)
+    deaf = [sys.executable, "-c", "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"]
+    with subprocess.Popen(deaf) as bystander:
+        try:
+            with Running(tmp_path, [sys.executable, str(path)], "--grace", "1.5") as run:
+                run.wait_for("AssertionError")
+                time.sleep(1)
+                assert len(run.members()) >= 5
+                assert run.wait(40) == 1
+                incident = run.incident()
+                assert not run.members()
+            assert incident["action"]["left"] == []
+            assert len(incident["action"]["killed"]) >= 1
+            assert bystander.poll() is None
+        finally:
+            bystander.kill()
+
+
+def test_sigkill_of_the_judge_leaves_the_run_and_watch_takes_over(tmp_path):
+    with Running(tmp_path, program("seed_run.py", "6")) as run:
+        run.wait_for("legacy rl_on_policy_target")
+        deadline = time.monotonic() + 10
+        while not (run.run / "judge.json").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        judge = json.loads((run.run / "judge.json").read_text())["pid"]
+        second = subprocess.run(
+            zerogap_command("watch", "--dir", run.run), capture_output=True, text=True, env=environment(), timeout=30
+        )
+        assert second.returncode == 2
+        assert "already watches" in second.stderr
+        os.kill(judge, signal.SIGKILL)
+        run.wait_for("the judge ended")
+        assert run.process.poll() is None
+        assert run.members()
+        done = subprocess.run(
+            zerogap_command("watch", "--dir", run.run, "--json"), capture_output=True, text=True, env=environment(), timeout=60
+        )
+        assert done.returncode == 1, done.stderr
+        assert json.loads(done.stdout)["cause"] == "attention-backend-refused"
+        assert run.wait(20) == 1
+        assert not run.members()
+
+
+def test_sigkill_of_the_judge_lets_a_healthy_run_end_well(tmp_path):
+    with Running(tmp_path, ["sh", "-c", "for i in 1 2 3 4; do echo tick $i; sleep 1; done; exit 3"]) as run:
+        deadline = time.monotonic() + 10
+        while not (run.run / "judge.json").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.kill(json.loads((run.run / "judge.json").read_text())["pid"], signal.SIGKILL)
+        assert run.wait(20) == 3
+        assert run.out.read_text() == "tick 1\ntick 2\ntick 3\ntick 4\n"
+
+
+def test_sigkill_of_the_pump_ends_the_run_with_an_incident(tmp_path):
+    with Running(tmp_path, [sys.executable, "-c", "import time; time.sleep(3600)"]) as run:
+        deadline = time.monotonic() + 10
+        while not (run.run / "judge.json").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        run.process.kill()
+        deadline = time.monotonic() + 20
+        while not (run.run / "incident.md").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert run.incident()["verdict"]["cause"] == "pump-killed"
+        assert not run.members()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_us_ends_the_run_in_order(tmp_path, number):
+    with Running(tmp_path, ["sh", "-c", "sleep 3600 & echo up; wait"]) as run:
+        run.wait_for("up")
+        run.process.send_signal(number)
+        assert run.wait(20) == 128 + number
+        assert not run.members()
+        assert not (run.run / "incident.json").exists()
+
+
+def test_a_crash_is_reported_with_its_first_cause_and_the_commands_code(tmp_path):
+    script = (
+        "import sys; print('torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.');"
+        "print('httpx.ConnectError: All connection attempts failed'); sys.exit(3)"
+    )
+    with Running(tmp_path, [sys.executable, "-c", script]) as run:
+        assert run.wait(20) == 3
+        verdict = run.incident()["verdict"]
+    assert (verdict["verdict"], verdict["cause"]) == ("failed-to-start", "out-of-memory-gpu")
+
+
+def test_warn_leaves_the_run_alone(tmp_path):
+    with Running(tmp_path, program("seed_run.py", "0.5"), "--on-failure", "warn") as run:
+        run.wait_for("the run goes on. Incident", 20)
+        assert run.process.poll() is None
+        assert run.members()
+        assert run.incident()["action"]["asked"] == "warn"
+
+
+def test_exec_starts_the_given_command_without_a_shell(tmp_path):
+    target = tmp_path / "note"
+    command = f"{sys.executable} -c 'import os,sys; open(sys.argv[1],\"w\").write(os.environ[\"ZEROGAP_INCIDENT\"])' {target}"
+    with Running(tmp_path, program("seed_run.py", "0.5"), "--on-failure", "exec", "--exec", command) as run:
+        deadline = time.monotonic() + 20
+        while not target.exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        time.sleep(0.3)
+        assert target.read_text() == str(run.run / "incident.json")
+
+
+def test_secrets_are_redacted_and_hostile_text_is_inert(tmp_path):
+    script = (
+        "import sys; print('\\x1b]0;owned\\x07ValueError: token hf_abcdefghijklmnopqrstuvwx api_key=verysecretvalue "
+        "\\x1b[31m<script>alert(1)</script> ``` # heading'); sys.exit(1)"
+    )
+    with Running(tmp_path, [sys.executable, "-c", script, "--api-key", "topsecret123"]) as run:
+        assert run.wait(20) == 1
+        files = [(run.run / name).read_text() for name in ("incident.md", "incident.json", "events.jsonl")]
+    for text in files:
+        for secret in ("hf_abcdefgh", "verysecretvalue", "topsecret123", "\x1b"):
+            assert secret not in text
+    assert not any(line.startswith("# heading") for line in files[0].splitlines())
+    assert (run.run / "run.json").stat().st_mode & 0o077 == 0
+
+
+def test_watch_attaches_to_a_pid_and_stops_its_tree(tmp_path):
+    with subprocess.Popen(program("seed_run.py", "3"), stdout=(tmp_path / "log").open("wb"), stderr=subprocess.STDOUT) as run:
+        try:
+            done = subprocess.run(
+                zerogap_command("watch", "--pid", run.pid, "--log", tmp_path / "log", "--dir", tmp_path / "w", "--json"),
+                capture_output=True, text=True, env=environment(), timeout=60,
+            )  # fmt: skip
+            assert done.returncode == 1, done.stderr
+            assert json.loads(done.stdout)["cause"] == "attention-backend-refused"
+            assert run.wait(5) != 0
+        finally:
+            if run.poll() is None:
+                run.kill()
+
+
+def test_watch_of_a_healthy_process_ends_with_it(tmp_path):
+    with subprocess.Popen(["sleep", "2"]) as run:
+        done = subprocess.run(
+            zerogap_command("watch", "--pid", run.pid, "--dir", tmp_path / "w"),
+            capture_output=True, text=True, env=environment(), timeout=60,
+        )  # fmt: skip
+        run.wait()
+    assert done.returncode in (0, 3), done.stderr
+
+
+def test_no_torch_and_little_memory(tmp_path):
+    with Running(tmp_path, [sys.executable, "-c", "import time; time.sleep(4)"]) as run:
+        time.sleep(2.5)
+        judge = psutil.Process(json.loads((run.run / "judge.json").read_text())["pid"])
+        assert judge.memory_info().rss < 150 << 20
+        maps = open(f"/proc/{judge.pid}/maps").read()
+        assert "libtorch" not in maps
+        pump = psutil.Process(run.process.pid)
+        assert pump.memory_info().rss < 30 << 20
+        assert run.wait(20) == 0
+
+
+def test_programs_exist():
+    assert (PROGRAMS / "engine.py").is_file()
