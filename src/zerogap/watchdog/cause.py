@@ -58,6 +58,10 @@ def first_cause(seen: Seen) -> Cause:
         assert rule is not None
         text = f"{crash.name} (pid {crash.pid}) ended {crash.how()}"
         return Cause(rule.id, f"native code crashed: {text}", rule.hint, evidence=(exit_evidence(crash),))
+    signalled = next((item for item in exits if item.status in (-9, -15) and not item.by_log), None)
+    if signalled is not None and seen.oom_known and not seen.oom_kills:
+        text = f"{signalled.name} (pid {signalled.pid}) ended {signalled.how()}"
+        return judged(seen, "killed-from-outside", text, (exit_evidence(signalled),))
     notices = [hit for hit in seen.notices.values() if hit.at >= seen.work_at and hit.rule.id == "loop-blocked"]
     if notices:
         return _from_hit(seen, notices[0])
@@ -115,4 +119,5 @@ def exit_evidence(item: Exit) -> Evidence:
     """Return an exit as a line of evidence."""
     pid = f" pid {item.pid}" if item.pid else ""
     words = f": {item.words}" if item.words else ""
+    words += f"; its parent lives on: {item.parent}" if item.parent else ""
     return Evidence(item.at, "log" if item.by_log else "processes", f"{item.name}{pid} ended {item.how()}{words}")

@@ -18,6 +18,7 @@ class Exit:
     age_s: float = 0.0  # how long it had lived
     words: str = ""  # its last line, where a log line gives it
     by_log: bool = False  # only a log line says so
+    parent: str = ""  # the living parent, which may not have noticed
 
     @property
     def abnormal(self) -> bool:

@@ -47,6 +47,11 @@ class OomCounter:
         self._files = oom_files(pid, root, proc)
         self._last = {file: read_counter(file, key) for file, key in self._files}
 
+    @property
+    def known(self) -> bool:
+        """Whether there is a counter to look at."""
+        return any(value is not None for value in self._last.values())
+
     def new(self) -> list[tuple[str, int]]:
         """Return (file, kills since the last call) for counters that went up."""
         risen = []

@@ -125,6 +125,14 @@ class Tracker:
         self._cpu_at: tuple[float, dict[tuple[int, int], float]] | None = None
         self.cost_s = 0.0
 
+    def add(self, root: tuple[int, int] | None = None, mark: str = "") -> None:
+        """Take in another root or mark that became known later."""
+        if root is not None:
+            self._roots.add(root)
+        if mark and mark.encode() not in self._marks:
+            self._marks.append(mark.encode())
+            self._unmarked.clear()
+
     def poll(self, now: float) -> tuple[list[Process], list[Exit]]:
         """Look again; return the processes that appeared and those that ended."""
         begun = time.perf_counter()
@@ -199,16 +207,19 @@ class Tracker:
             return "engine"
         return role
 
-    def own_port(self, port: int) -> None:
-        """Mark the process that listens on ``port`` (and what it starts) as an engine."""
+    def own_port(self, port: int) -> bool:
+        """Mark the process that listens on ``port`` (and what it starts) as an engine; False if it is none of ours."""
         pid = listener(port)
-        for item in self.alive.values():
-            if item.pid == pid and item.role in ("other", "trainer"):
-                self._ports.add(item.pid)
-                item.role = "engine"
-                for child in self.alive.values():
-                    if child.parent == pid and child.role == "other":
-                        child.role = "engine"
+        owner = next((item for item in self.alive.values() if item.pid == pid), None)
+        if owner is None:
+            return False
+        if owner.role in ("other", "trainer"):
+            self._ports.add(owner.pid)
+            owner.role = "engine"
+            for child in self.alive.values():
+                if child.parent == pid and child.role == "other":
+                    child.role = "engine"
+        return True
 
     def _end(self, gone: Process, now: float) -> Exit:
         status = gone.status if gone.status is not None else self.statuses.get(gone.pid)
@@ -216,7 +227,9 @@ class Tracker:
         name = Path(words[0]).name if words else gone.name
         script = next((Path(word).name for word in words[1:] if word.endswith(".py")), "")
         label = f"{name} {script}".strip() if script else gone.name
-        return Exit(now, gone.pid, label, gone.role, status, age_s=now - gone.since)
+        above = next((item for item in self.alive.values() if item.pid == gone.parent and not item.zombie), None)
+        parent = f"{above.command[:80]} (pid {above.pid})" if above is not None else ""
+        return Exit(now, gone.pid, label, gone.role, status, age_s=now - gone.since, parent=parent)
 
     def _measure(self, now: float) -> None:
         """CPU cores in use since the last poll, by the processes that were there both times."""

@@ -67,6 +67,20 @@ class JobServer:
             driver_pid=int(pid) if pid is not None and str(pid).isdigit() else None,
         )
 
+    def actors(self, job: Job) -> list[tuple[int, str]]:
+        """Return (pid, class) of the job's living actors on any node.
+
+        A worker that Ray started in advance carries no job id in its environment, so the environment alone does not
+        find them all.
+        """
+        query = f"?limit=1000&filter_keys=job_id&filter_predicates=%3D&filter_values={job.job_id}"
+        try:
+            body = self._get(f"/api/v0/actors{query}")
+            rows = body["data"]["result"]["result"]
+            return [(int(row["pid"]), str(row["class_name"])) for row in rows if row.get("state") == "ALIVE"]
+        except (UsageError, KeyError, TypeError, ValueError):
+            return []  # a Ray without its dashboard has no such view
+
     def logs(self, name: str) -> str:
         """Return the whole log of the job's driver."""
         return str(self._get(f"/api/jobs/{name}/logs").get("logs", ""))

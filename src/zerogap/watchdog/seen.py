@@ -72,6 +72,7 @@ class Seen:
         self._metrics: dict[tuple[str, str], dict[str, float]] = {}
         self.heartbeat_at: float | None = None
         self.oom_kills = 0
+        self.oom_known = False  # whether there is a counter of such kills to look at
         self.facts: list[Evidence] = []  # physical evidence: OOM kills, XID errors
         self.ended: Exit | None = None
         self.interrupted: tuple[int, float] | None = None  # a signal that someone sent to the run, and when

@@ -24,7 +24,7 @@ from zerogap.watchdog.lines import parse_line
 from zerogap.watchdog.lint import lint, restarts_engines
 from zerogap.watchdog.machine import Gpus, OomCounter, scheduler
 from zerogap.watchdog.probes import Counted, EngineWatch, is_own, parse_url
-from zerogap.watchdog.processes import Tracker, orphan_engines, read_stat
+from zerogap.watchdog.processes import Tracker, command_line, orphan_engines, read_stat
 from zerogap.watchdog.ray_jobs import JobServer, local_log
 from zerogap.watchdog.redact import redact
 from zerogap.watchdog.review import read_log
@@ -69,17 +69,20 @@ class Session:
             job = self.ray.job(self.ray_job)
             self.ray_job = job.submission_id
             marks += [f"RAY_JOB_ID={job.job_id}"] if job.job_id else []
-            self._driver(job.driver_pid, roots)
+            stat = read_stat(job.driver_pid) if job.driver_pid else None
+            if job.driver_pid and stat is not None:
+                roots.append((job.driver_pid, stat.started))
             log = local_log(job.submission_id)
             if log is not None:
                 self.sources[log.name] = Follower(log)
-        self.processes = bool(roots or marks)
+        self.processes = bool(roots or marks or self.ray)
         self.seen = Seen(
             self.book, now, budgets, processes=self.processes, fault_tolerant=restarts_engines(run.get("argv", []))
         )
         adopt = pump[0] if pump else None
         self.tracker = Tracker(roots, self.book, adopt, ignore=[os.getpid()], marks=marks)
         self.oom = OomCounter(roots[0][0]) if roots else None
+        self.seen.oom_known = self.oom is not None and self.oom.known
         self.probes: SimpleQueue[Probe | Counted] = SimpleQueue()
         self.engines: dict[str, EngineWatch] = {}
         self._exits_read = 0
@@ -106,11 +109,6 @@ class Session:
 
     def _ray_server(self) -> JobServer | None:
         return JobServer(self.options["ray_address"]) if self.options["ray_job"] else None
-
-    def _driver(self, pid: int | None, roots: list[tuple[int, int]]) -> None:
-        stat = read_stat(pid) if pid else None
-        if pid and stat is not None:
-            roots.append((pid, stat.started))
 
     def say(self, text: str) -> None:
         """Print a line on stderr, redacted and inert; a raw terminal needs the carriage return."""
@@ -183,8 +181,8 @@ class Session:
                 self.seen.probe(item)
                 if item.ok:
                     port = int(item.url.rsplit(":", 1)[1])
-                    if self._due(f"port {port}", now, 30.0) and is_own(item.url):
-                        self.tracker.own_port(port)
+                    if is_own(item.url) and self._due(f"port {port}", now, 30.0) and not self.tracker.own_port(port):
+                        self._next[f"port {port}"] = now + 2.0  # its process may not be known yet
             else:
                 self.seen.counted(item.at, item.tokens, item.requests)
         if self._due("machine", now, 1.0):
@@ -298,21 +296,25 @@ class Session:
         assert self.ray_job is not None
         try:
             job = self.ray.job(self.ray_job)
-            if (
-                self.ray_job.removesuffix(".log")
-                and not any("job-driver" in name for name in self.sources)
-                and not self.pump
-            ):
+            if not self.pump and not any(name.startswith("job-driver") for name in self.sources):
                 text = self.ray.logs(self.ray_job).encode()
                 self._digest("ray job log", text[self._ray_log_size :], now)
                 self._ray_log_size = len(text)
         except ZerogapError:
             return  # the log and the processes still speak
+        if job.job_id:  # known once the driver has connected
+            self.tracker.add(mark=f"RAY_JOB_ID={job.job_id}")
+        stat = read_stat(job.driver_pid) if job.driver_pid else None
+        if job.driver_pid and stat is not None:
+            self.tracker.add(root=(job.driver_pid, stat.started))
+            for pid, name in self.ray.actors(job):
+                actor = read_stat(pid)
+                if actor is not None and command_line(pid).startswith(f"ray::{name.rsplit('.', 1)[-1]}"):
+                    self.tracker.add(root=(pid, actor.started))  # on this host, and no other process of that pid
         if job.ended and not self.pump:
             status = {"SUCCEEDED": 0, "STOPPED": -15}.get(job.status, 1)
-            self.end = Exit(
-                now, job.driver_pid or 0, f"Ray job {job.submission_id}", "trainer", status, words=job.message
-            )
+            name = f"Ray job {job.submission_id}"
+            self.end = Exit(now, job.driver_pid or 0, name, "trainer", status, words=job.message)
 
     def _read_pump(self, now: float) -> None:
         try:
