@@ -6,6 +6,7 @@ Processes are known by pid and start time together, so a reused pid is never tak
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -257,13 +258,17 @@ def listener(port: int) -> int | None:
     return None
 
 
-def orphan_engines(book: RuleBook, mine: Iterable[int]) -> list[tuple[int, str]]:
+# Worker processes that only ever run below a server; the server itself may rightly run without a parent (nohup).
+_WORKER = re.compile(r"VLLM::|vLLM::|sglang::|SGLang::|EngineCore")
+
+
+def orphan_engines(mine: Iterable[int]) -> list[tuple[int, str]]:
     """Return (pid, command) of engine workers of other runs whose parents are gone."""
     own = set(mine)
     found = []
     for pid, stat in snapshot().items():
         if stat.parent == 1 and pid not in own and stat.state != "Z":
             command = command_line(pid) or stat.name
-            if book.role(command) == "engine" and pid != os.getpid():
+            if _WORKER.search(command) and pid != os.getpid():
                 found.append((pid, command[:120]))
     return found

@@ -199,8 +199,8 @@ def _rule(path: Path, number: int, entry: dict[str, Any], framework: str) -> Rul
         raise refuse(f"unknown verdict {entry['verdict']!r}{nearest(entry['verdict'], VERDICTS)}")
     if not all(isinstance(literal, str) and len(literal) >= 4 for literal in entry["literals"]):
         raise refuse("each of 'literals' must be a text of at least 4 characters, or it would stop at every line")
-    if any("\n" in literal for literal in entry["literals"]):
-        raise refuse("a literal cannot span lines")
+    if any("\n" in literal[:-1] for literal in entry["literals"]):
+        raise refuse("a literal cannot span lines (a newline may only end it)")
     try:
         pattern = re.compile(entry["pattern"])
     except re.error as error:

@@ -15,8 +15,8 @@ from zerogap.watchdog.rules import Rule, RuleBook
 
 BEFORE = 4096  # bytes of a very long line kept before a literal
 PER_LITERAL = 64  # lines looked at per literal and call: a flood of one message teaches nothing more
+PER_CHATTY = 2  # the same for lines that only say that work goes on
 CARRY = 1 << 16  # bytes of an unfinished line that are kept whole
-TAIL_LINES = 4  # lines per call that are compared with earlier ones, to see whether the log says anything new
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,17 @@ class Hit:
 
 def prefilter(literals: list[str]) -> re2._Regexp:
     """Compile one search for all ``literals``."""
+    pattern = "|".join(re2.escape(literal) for literal in literals)
+    return re2.compile(pattern.encode("utf-8"), _options())
+
+
+def _options() -> re2.Options:
     options = re2.Options()
     options.max_mem = 64 << 20  # room for the whole DFA, or RE2 would fall back to a slower walk
     options.encoding = re2.Options.Encoding.LATIN1
     options.log_errors = False
     options.never_capture = True
-    pattern = "|".join(re2.escape(literal) for literal in literals)
-    return re2.compile(pattern.encode("utf-8"), options)
+    return options
 
 
 class Scanner:
@@ -55,7 +59,20 @@ class Scanner:
 
     def __init__(self, book: RuleBook) -> None:
         self._search = prefilter(sorted(book.by_literal, key=len, reverse=True))
-        self._rules = [(tuple(literal.encode() for literal in rule.literals), rule) for rule in book.rules]
+        self._literals = re2.Set.SearchSet(_options())
+        order = {id(rule): place for place, rule in enumerate(book.rules)}
+        self._by_index: list[tuple[int, ...]] = []
+        for literal, rules in book.by_literal.items():
+            self._literals.Add(re2.escape(literal).encode("utf-8"))
+            self._by_index.append(tuple(order[id(rule)] for rule in rules))
+        self._literals.Compile()
+        self._rules = book.rules
+        # Of a flood of progress lines the first and the last of each look are enough.
+        self._chatty = {
+            literal.encode()
+            for literal, rules in book.by_literal.items()
+            if all(rule.kind == "progress" for rule in rules)
+        }
         self._carry: dict[str, bytes] = {}
         self._joiner = Joiner()
         self.lines = 0  # all lines seen
@@ -89,7 +106,7 @@ class Scanner:
             stop = data.find(b"\n", start, end)
             stop = end if stop < 0 else stop
             seen[literal] = seen.get(literal, 0) + 1
-            if seen[literal] <= PER_LITERAL:
+            if seen[literal] <= (PER_CHATTY if literal in self._chatty else PER_LITERAL):
                 first = max(data.rfind(b"\n", 0, start) + 1, start - BEFORE)
                 yield data[first : min(stop, start + LONGEST)]
             else:
@@ -118,14 +135,10 @@ class Scanner:
 
     def matching(self, line: Line) -> list[Rule]:
         """Return the rules that match ``line``: all that are not causes, and the causes of the lowest rank."""
-        raw = line.text.encode("utf-8", "replace")
         # A prefix that was taken off may have held the start of a literal such as " exit=".
-        padded = b" " + raw + b" "
-        found = [
-            rule
-            for literals, rule in self._rules
-            if any(literal in padded for literal in literals) and rule.pattern.search(line.text)
-        ]
+        padded = b" " + line.text.encode("utf-8", "replace") + b"\n"
+        places = sorted({place for index in self._literals.Match(padded) or () for place in self._by_index[index]})
+        found = [self._rules[place] for place in places if self._rules[place].pattern.search(line.text)]
         causes = [rule for rule in found if rule.kind == "cause"]
         best = min((rule.rank for rule in causes), default=0)
         first = next((rule for rule in causes if rule.rank == best), None)

@@ -128,7 +128,7 @@ class Session:
         self._lint(self.run.get("argv", []))
         self.tracker.poll(time.time())
         mine = [item.pid for item in self.tracker.living()]
-        for pid, command in orphan_engines(self.book, mine):
+        for pid, command in orphan_engines(mine):
             self.orphans.append(f"pid {pid}: {command}")
             self.say(f"zerogap: notice orphan-engine: pid {pid} ({command}) has no parent and may hold GPU memory")
 
@@ -168,7 +168,7 @@ class Session:
         now = time.time()
         for name, follower in list(self.sources.items()):
             self._read(name, follower, now)
-        if self._due("processes", now, max(0.25, 40 * self.tracker.cost_s)):
+        if self._due("processes", now, max(0.4, 100 * self.tracker.cost_s)):
             self._look_at_processes(now)
         if self.pump:
             self._read_pump(now)
