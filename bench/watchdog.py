@@ -30,7 +30,7 @@ words = ("the model answers step by step and the reward checks whether error han
 def line(number):
     kind = number % 40
     if kind == 0:
-        return f"[2026-10-17 21:03:03 TP0] Decode batch. #running-req: {number % 64}, #token: {number}, token usage: 0.12"
+        return f"[2026-10-17 21:03:03 TP0] Decode batch. #running-req: {number % 64}, #token: {number}, usage: 0.12"
     if kind == 1:
         return f"(RolloutManager pid=1191) INFO: 127.0.0.1:4242 - \"POST /generate HTTP/1.1\" 200 OK {number}"
     return " ".join(random.choices(words, k=random.randint(8, 120)))
@@ -81,9 +81,7 @@ def judge_of(folder: Path) -> psutil.Process:
 def throughput(scratch: Path, megabytes: int, turn: int) -> tuple[float, float]:
     """MB/s of the pump and of a plain pipe, each from the first byte to the last."""
     begun = time.monotonic()
-    subprocess.run(
-        f"{sys.executable} -c '{FLOOD}' {megabytes} | cat > {scratch / 'plain'}", shell=True, check=True
-    )
+    subprocess.run(f"{sys.executable} -c '{FLOOD}' {megabytes} | cat > {scratch / 'plain'}", shell=True, check=True)
     plain = megabytes * 1.048576 / (time.monotonic() - begun)
     with (scratch / "pumped").open("wb") as out:
         begun = time.monotonic()
@@ -91,9 +89,10 @@ def throughput(scratch: Path, megabytes: int, turn: int) -> tuple[float, float]:
         took = time.monotonic() - begun
     records = json.loads((scratch / f"t{turn}" / "ended.json").read_text())
     started = json.loads((scratch / f"t{turn}" / "run.json").read_text())["started_at"]
-    same = hashlib.file_digest((scratch / "plain").open("rb"), "sha256").digest() == hashlib.file_digest(
-        (scratch / "pumped").open("rb"), "sha256"
-    ).digest()
+    same = (
+        hashlib.file_digest((scratch / "plain").open("rb"), "sha256").digest()
+        == hashlib.file_digest((scratch / "pumped").open("rb"), "sha256").digest()
+    )
     assert same, "the pump changed bytes"
     assert took > 0
     return megabytes * 1.048576 / (records["at"] - started), plain
@@ -123,7 +122,10 @@ def judge_cost(scratch: Path, seconds: float) -> tuple[float, float, float]:
 def survives(scratch: Path, name: str, script: str, *arguments: object) -> str:
     begun = time.monotonic()
     done = subprocess.run(
-        run_line(scratch / name, script, *arguments), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment()
+        run_line(scratch / name, script, *arguments),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=environment(),
     )
     took = time.monotonic() - begun
     return f"{'survived' if done.returncode == 0 and not done.stderr else 'FAILED'} in {took:.1f} s"
@@ -140,7 +142,11 @@ def main() -> None:
         pumped, plain = max(turn[0] for turn in turns), max(turn[1] for turn in turns)
         share, idle, memory = judge_cost(scratch, options.seconds)
         rows = [
-            ("pump, start-up included", f"{pumped:.0f} MB/s", f"{pumped / plain:.2f} of COMMAND | cat ({plain:.0f} MB/s)"),
+            (
+                "pump, start-up included",
+                f"{pumped:.0f} MB/s",
+                f"{pumped / plain:.2f} of COMMAND | cat ({plain:.0f} MB/s)",
+            ),
             ("judge at 10 MB/s of log", f"{100 * share:.2f} % of a core", f"{100 * idle:.2f} % with no log"),
             ("judge, resident memory", f"{memory:.0f} MB", "peak"),
             ("100,000 lines a second for 5 s", survives(scratch, "lines", LINES, 50), ""),

@@ -4,6 +4,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
 from zerogap.watchdog import judge
 from zerogap.watchdog.budgets import Budgets
 from zerogap.watchdog.events import Activity, Exit, Probe
@@ -111,7 +112,9 @@ def test_lines_alone_never_stop_a_run_that_works(case):
     seen, scanner = Seen(BOOK, 1_000_000.0, Budgets(), processes=True), Scanner(BOOK)
     at = 1_000_000.0
     for step in range(5):
-        at = feed(seen, scanner, "run", [f"step {step}: {{'train/loss': 0.{step + 1}, 'train/grad_norm': 1.0}}"], at + 30)
+        at = feed(
+            seen, scanner, "run", [f"step {step}: {{'train/loss': 0.{step + 1}, 'train/grad_norm': 1.0}}"], at + 30
+        )
         seen.active_sample(Activity(at, 1.0))
         if case["id"] == "R028":
             continue  # a metric line is itself the evidence

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import psutil
+
 import zerogap
 
 PROGRAMS = Path(__file__).parent / "programs"

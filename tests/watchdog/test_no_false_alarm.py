@@ -1,6 +1,7 @@
 """Half an hour of healthy behaviour in accelerated time: no verdict at any second of it. Each has its control."""
 
 import pytest
+
 from zerogap.watchdog import judge
 from zerogap.watchdog.budgets import Budgets
 from zerogap.watchdog.events import Activity, Exit, Probe
@@ -22,10 +23,10 @@ ERRORS = [
     "trainer: RL trainer finished! (exit 0)",
     "orchestrator: Waiting for new policy...   (age 600s)",
     "restart attempt 1 free=69.36GiB need=110GiB -> OOM",
-    "POST /generate 400 \"Input length 57719 tokens exceeds maximum 55539\"",
+    'POST /generate 400 "Input length 57719 tokens exceeds maximum 55539"',
     "cgroup memory.events: oom_kill 1",
     "slurmstepd: error: *** JOB 4242 ON node7 CANCELLED AT 2026-01-01T00:00:00 DUE TO PREEMPTION ***",
-    "inference: exit=1 last=\"ValueError: No available memory for the cache blocks\"",
+    'inference: exit=1 last="ValueError: No available memory for the cache blocks"',
     "group slime-pp_0: joined={src0,eng0} missing={eng1}",
     "group slime-pp_1: joined={src1,eng1} missing={eng0}",
     "dmon: sm=96 mem=0",
@@ -103,7 +104,9 @@ def test_half_an_hour_of_health():
         world.say(f"log_utils.py:123 - rollout {step}: {{'rollout/raw_reward': 0.25}}")
         # Offload window: the engine's memory is released, it cannot generate.
         world.say('INFO: 127.0.0.1:1 - "POST /release_memory_occupation HTTP/1.1" 200 OK', "Timer train start")
-        world.sleep(600 if step == 2 else 60, lambda s: world.probe(False, "generate", "no token") if s % 20 == 0 else None)
+        world.sleep(
+            600 if step == 2 else 60, lambda s: world.probe(False, "generate", "no token") if s % 20 == 0 else None
+        )
         world.say('INFO: 127.0.0.1:1 - "POST /resume_memory_occupation HTTP/1.1" 200 OK')
         world.say(f"log_utils.py:542 - step {step}: {{'train/loss': 0.1, 'train/grad_norm': 1.0}}")
         world.say("Timer update_weights start")
@@ -199,7 +202,9 @@ def test_fault_tolerance_gets_time_to_restart_an_engine():
 
 def test_one_bad_step_is_skipped_two_in_a_row_are_a_verdict():
     world = World()
-    world.say("step 0: {'train/loss': nan, 'train/grad_norm': 1.0}", "step 1: {'train/loss': 0.1, 'train/grad_norm': 1.0}")
+    world.say(
+        "step 0: {'train/loss': nan, 'train/grad_norm': 1.0}", "step 1: {'train/loss': 0.1, 'train/grad_norm': 1.0}"
+    )
     world.sleep(2)
     assert world.verdicts == []
     world.say("step 2: {'train/loss': nan}", "step 3: {'train/loss': nan}")

@@ -41,7 +41,9 @@ def test_each_stream_is_byte_identical(tmp_path):
 
 
 def test_a_line_of_fifty_megabytes_and_invalid_utf8_pass(tmp_path):
-    script = "import os,sys; w=sys.stdout.buffer; [w.write(b'\\xc3x\\xff'*(1<<20)) for _ in range(17)]; w.write(b'\\nend\\n')"
+    script = (
+        "import sys; w=sys.stdout.buffer; [w.write(b'\\xc3x\\xff'*(1<<20)) for _ in range(17)]; w.write(b'\\nend\\n')"
+    )
     done = start(tmp_path, [sys.executable, "-c", script])
     assert done.returncode == 0
     assert len(done.stdout) == 17 * 3 * (1 << 20) + 5
@@ -132,9 +134,12 @@ def test_a_terminal_stays_a_terminal_of_the_same_size(tmp_path):
 def test_keys_and_ctrl_c_reach_the_command_in_a_terminal(tmp_path):
     script = (
         "import sys\nprint('ready', flush=True)\nprint('read', sys.stdin.readline().strip(), flush=True)\n"
-        "try:\n    sys.stdin.readline()\nexcept KeyboardInterrupt:\n    print('interrupted', flush=True)\n    sys.exit(9)"
+        "try:\n    sys.stdin.readline()\n"
+        "except KeyboardInterrupt:\n    print('interrupted', flush=True)\n    sys.exit(9)"
     )
-    code, shown = in_terminal(tmp_path, [sys.executable, "-c", script], send=[(b"ready", b"hello\n"), (b"read hello", b"\x03")])
+    code, shown = in_terminal(
+        tmp_path, [sys.executable, "-c", script], send=[(b"ready", b"hello\n"), (b"read hello", b"\x03")]
+    )
     assert b"read hello" in shown
     assert b"interrupted" in shown
     assert code == 9

@@ -33,7 +33,12 @@ def cluster():
     folder = tempfile.mkdtemp(prefix="zg", dir="/tmp")  # Ray's sockets need a short path
     port, dashboard = free_port(), free_port()
     command = [RAY, "start", "--head", "--num-cpus=2", f"--port={port}", f"--dashboard-port={dashboard}"]
-    command += ["--include-dashboard=true", "--dashboard-host=127.0.0.1", f"--temp-dir={folder}", "--disable-usage-stats"]
+    command += [
+        "--include-dashboard=true",
+        "--dashboard-host=127.0.0.1",
+        f"--temp-dir={folder}",
+        "--disable-usage-stats",
+    ]
     subprocess.run(command, check=True, capture_output=True, timeout=120, env=ray_environment())
     try:
         yield f"http://127.0.0.1:{dashboard}"

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -125,7 +126,11 @@ def test_sigkill_of_the_judge_leaves_the_run_and_watch_takes_over(tmp_path):
         assert run.process.poll() is None
         assert run.members()
         done = subprocess.run(
-            zerogap_command("watch", "--dir", run.run, "--json"), capture_output=True, text=True, env=environment(), timeout=60
+            zerogap_command("watch", "--dir", run.run, "--json"),
+            capture_output=True,
+            text=True,
+            env=environment(),
+            timeout=60,
         )
         assert done.returncode == 1, done.stderr
         assert json.loads(done.stdout)["cause"] == "attention-backend-refused"
@@ -187,7 +192,9 @@ def test_warn_leaves_the_run_alone(tmp_path):
 
 def test_exec_starts_the_given_command_without_a_shell(tmp_path):
     target = tmp_path / "note"
-    command = f"{sys.executable} -c 'import os,sys; open(sys.argv[1],\"w\").write(os.environ[\"ZEROGAP_INCIDENT\"])' {target}"
+    command = (
+        f'{sys.executable} -c \'import os,sys; open(sys.argv[1],"w").write(os.environ["ZEROGAP_INCIDENT"])\' {target}'
+    )
     with Running(tmp_path, program("seed_run.py", "0.5"), "--on-failure", "exec", "--exec", command) as run:
         deadline = time.monotonic() + 20
         while not target.exists() and time.monotonic() < deadline:
@@ -212,10 +219,14 @@ def test_secrets_are_redacted_and_hostile_text_is_inert(tmp_path):
 
 
 def test_watch_attaches_to_a_pid_and_stops_its_tree(tmp_path):
-    with subprocess.Popen(program("seed_run.py", "3"), stdout=(tmp_path / "log").open("wb"), stderr=subprocess.STDOUT) as run:
+    with subprocess.Popen(
+        program("seed_run.py", "3"), stdout=(tmp_path / "log").open("wb"), stderr=subprocess.STDOUT
+    ) as run:
         try:
             done = subprocess.run(
-                zerogap_command("watch", "--pid", run.pid, "--log", tmp_path / "log", "--dir", tmp_path / "w", "--json"),
+                zerogap_command(
+                    "watch", "--pid", run.pid, "--log", tmp_path / "log", "--dir", tmp_path / "w", "--json"
+                ),
                 capture_output=True, text=True, env=environment(), timeout=60,
             )  # fmt: skip
             assert done.returncode == 1, done.stderr
@@ -241,8 +252,7 @@ def test_no_torch_and_little_memory(tmp_path):
         time.sleep(2.5)
         judge = psutil.Process(json.loads((run.run / "judge.json").read_text())["pid"])
         assert judge.memory_info().rss < 150 << 20
-        maps = open(f"/proc/{judge.pid}/maps").read()
-        assert "libtorch" not in maps
+        assert "libtorch" not in Path(f"/proc/{judge.pid}/maps").read_text()
         pump = psutil.Process(run.process.pid)
         assert pump.memory_info().rss < 30 << 20
         assert run.wait(20) == 0

@@ -52,7 +52,7 @@ class Action:
         session.say(f"zerogap: the run goes on. Incident: {session.folder / 'incident.md'}")
         if choice == "exec":
             self._execute()
-        return choice == "stop"  # nothing to stop, nothing left to watch for
+        return bool(choice == "stop")  # nothing to stop, nothing left to watch for
 
     def on_end(self, verdict: Verdict | None, end: Exit) -> None:
         """Act on a run that ended by itself."""
@@ -126,6 +126,7 @@ class Action:
                 "lines": session.scanner.lines,
                 "matched": session.scanner.known,
                 "skipped": session.scanner.skipped,
+                "unread_bytes": sum(item.unread for item in session.intakes.values()),
             },
             "check": check_launch(launch) if verdict.check and launch else None,
         }

@@ -49,7 +49,8 @@ class Options:
 
         if self.on_failure not in ON_FAILURE:
             raise UsageError(
-                f"--on-failure {self.on_failure!r} is none of {', '.join(ON_FAILURE)}{nearest(self.on_failure, ON_FAILURE)}"
+                f"--on-failure {self.on_failure!r} is none of {', '.join(ON_FAILURE)}"
+                f"{nearest(self.on_failure, ON_FAILURE)}"
             )
         if (self.on_failure == "exec") != bool(self.exec):
             raise UsageError("--on-failure exec and --exec 'COMMAND ARGUMENT…' belong together; give both or neither")
@@ -151,7 +152,8 @@ def watch_command(
     else:
         if not attached:
             raise UsageError(
-                "nothing to watch; give --pid, --log, --engine or --ray-job, or --dir FOLDER of a `zerogap run` whose judge is gone"
+                "nothing to watch; give --pid, --log, --engine or --ray-job, "
+                "or --dir FOLDER of a `zerogap run` whose judge is gone"
             )
         table = options.table()
         for name, path in table["logs"]:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from zerogap.watchdog.cause import Cause, exit_evidence, first_cause, hit_evidence, judged
+from zerogap.watchdog.cause import Cause, first_cause, hit_evidence, judged
+from zerogap.watchdog.ending import ended
 from zerogap.watchdog.events import Evidence, Exit, Verdict
 from zerogap.watchdog.scan import Hit
 from zerogap.watchdog.seen import Engine, Seen, moment
+from zerogap.watchdog.verdicts import make_verdict, retried
 from zerogap.watchdog.waits import circle
 
 ENGINE_ROLES = ("engine", "router")
-MOST_EVIDENCE = 25
-ORDERED_S = 600.0  # a run that ends this soon after a signal from outside ends on order (it may save first)
 
 
 def check(seen: Seen, now: float) -> Verdict | None:
@@ -30,9 +30,9 @@ def check(seen: Seen, now: float) -> Verdict | None:
         _fatal_then_quiet,
         _permanent,
         _retries,
-        _waiting,
-        _spinning,
-        _asleep,
+        waiting,
+        spinning,
+        asleep,
         _heartbeat,
         _stalled,
     )
@@ -41,36 +41,6 @@ def check(seen: Seen, now: float) -> Verdict | None:
         if verdict is not None:
             return verdict
     return None
-
-
-# -- a run that ended by itself -----------------------------------------------------------------------------------
-
-
-def ended(seen: Seen, now: float) -> Verdict | None:
-    """Judge a command that ended: nothing for success and for someone's own Ctrl-C."""
-    end = seen.ended
-    assert end is not None
-    cause = first_cause(seen)
-    if cause.verdict == "preempted" and end.status != 0:
-        return _verdict(seen, now, "preempted", cause, end.at, f"the run was preempted: {cause.summary}", ends=(end,))
-    asked = seen.interrupted is not None and end.at - seen.interrupted[1] < ORDERED_S
-    if end.status in (0, -2, 130) or asked:
-        return None
-    name = "died" if seen.started or end.age_s > seen.phases.budget() else "failed-to-start"
-    if cause.verdict == "lost-peer":
-        name = cause.verdict
-    ends = tuple(item for item in seen.exits if item.abnormal)
-    return _verdict(seen, now, name, cause, end.at, f"the command ended {end.how()}", ends=(*ends, end))
-
-
-def preempted(seen: Seen, now: float, scheduler: str) -> Verdict:
-    """Judge a run whose scheduler sent SIGTERM."""
-    name = "preempted-slurm" if scheduler == "slurm" else "preempted-kubernetes"
-    rule = seen.book.cause(name)
-    assert rule is not None
-    fact = Evidence(now, "signals", f"SIGTERM arrived while the run was under {scheduler}", rule.id)
-    cause = Cause(rule.id, f"{scheduler} told the run to end", rule.hint, evidence=(fact,))
-    return _verdict(seen, now, "preempted", cause, now, "the scheduler ended the run")
 
 
 # -- a run that goes on -------------------------------------------------------------------------------------------
@@ -85,7 +55,7 @@ def _dead_process(seen: Seen, now: float) -> Verdict | None:
             continue
         if item.role in ENGINE_ROLES and any(at > item.at for at in seen.engine_starts):
             continue  # another engine took its place
-        if seen.work_at > item.at + 1.0 and not _retried(seen, item.at):
+        if seen.work_at > item.at + 1.0 and not retried(seen, item.at):
             continue  # the run works on without it
         name = "died" if seen.started else "failed-to-start"
         what = (
@@ -100,14 +70,14 @@ def _dead_process(seen: Seen, now: float) -> Verdict | None:
         taken = next((engine.last for engine in seen.engines.values() if engine.changed), None)
         if not cause.known and taken is not None:
             cause = judged(seen, "port-taken-over", taken.detail)
-        return _verdict(seen, now, name, cause, item.at, summary, ends=(item,))
+        return make_verdict(seen, now, name, cause, item.at, summary, ends=(item,))
     return None
 
 
 def _patience(seen: Seen, item: Exit, now: float) -> float | None:
     """Return how long (s) after its end a dead process is held against the run; None: it is not, for now."""
     budgets = seen.budgets
-    retried = bool(_retried(seen, item.at - 1))
+    failing = bool(retried(seen, item.at - 1))
     refused = any(
         engine.last is not None and engine.last.refused and engine.last.at >= item.at
         for engine in seen.engines.values()
@@ -120,15 +90,15 @@ def _patience(seen: Seen, item: Exit, now: float) -> float | None:
         limit: float | None = None
         if seen.phases.needs_engine or quiet >= 2 * budgets.exit_s:
             failed = item.abnormal or (item.status is None and named)
-            if failed or retried or refused:
+            if failed or failing or refused:
                 limit = budgets.exit_s
             elif quiet >= 5 * budgets.exit_s:
                 limit = 5 * budgets.exit_s
-        elif item.abnormal or retried or refused:
-            limit = budgets.exit_s if retried else budgets.busy_exit_s
+        elif item.abnormal or failing or refused:
+            limit = budgets.exit_s if failing else budgets.busy_exit_s
         return max(limit, budgets.recover_s) if limit is not None and seen.fault_tolerant else limit
     # Sandboxes and compilers come and go with any status. Anyone else counts while the run starts, or with an age.
-    if named and (retried or quiet >= budgets.exit_s) and (not seen.worked or item.age_s >= 5):
+    if named and (failing or quiet >= budgets.exit_s) and (not seen.worked or item.age_s >= 5):
         return budgets.exit_s if not seen.worked or item.abnormal else None
     if item.abnormal and item.age_s >= 30 and quiet >= 20 * budgets.exit_s:
         return 20 * budgets.exit_s
@@ -147,7 +117,7 @@ def _failed_probes(seen: Seen, now: float) -> Verdict | None:
             if seen.started or now - seen.hard_at < seen.phases.budget() or seen.active(now):
                 continue
             cause = first_cause(seen)
-            return _verdict(
+            return make_verdict(
                 seen, now, "failed-to-start", cause, engine.failing_since, f"the engine at {url} never came up", (fact,)
             )
         if _excused(seen, engine, now):
@@ -160,7 +130,7 @@ def _failed_probes(seen: Seen, now: float) -> Verdict | None:
         dead = [item for item in seen.exits if item.role in ENGINE_ROLES and item.at >= engine.failing_since - 10]
         name = "died" if dead and engine.changed < 2 else "unresponsive"
         summary = f"the engine at {url} does not work any more ({last.detail})"
-        return _verdict(seen, now, name, cause, engine.failing_since, summary, (fact,), ends=tuple(dead))
+        return make_verdict(seen, now, name, cause, engine.failing_since, summary, (fact,), ends=tuple(dead))
     return None
 
 
@@ -197,10 +167,10 @@ def _fatal_then_quiet(seen: Seen, now: float) -> Verdict | None:
         else:
             # Without sight of the processes, failing requests after the line are the other half of the proof.
             silent = not seen.worked and hit.rule.rank < 2 and now - since >= budgets.unseen_s
-            silent = silent and (bool(_retried(seen, hit.at)) or now - seen.talked_at >= budgets.unseen_s)
+            silent = silent and (bool(retried(seen, hit.at)) or now - seen.talked_at >= budgets.unseen_s)
         if silent and hit.rule.rank < 2:
-            name = ("unresponsive" if _retried(seen, hit.at) else "stalled") if seen.started else "failed-to-start"
-            return _verdict(seen, now, name, first_cause(seen), hit.at, "after a fatal line nothing moves any more")
+            name = ("unresponsive" if retried(seen, hit.at) else "stalled") if seen.started else "failed-to-start"
+            return make_verdict(seen, now, name, first_cause(seen), hit.at, "after a fatal line nothing moves any more")
     return None
 
 
@@ -213,13 +183,13 @@ def _permanent(seen: Seen, now: float) -> Verdict | None:
         if now - last.at > 60 or last.at - hit.at < seen.budgets.exit_s or seen.clocks.get("startup", 0.0) > hit.at:
             continue
         name = ("unresponsive" if seen.started else "failed-to-start") if not hit.rule.verdict else hit.rule.verdict
-        return _verdict(seen, now, name, first_cause(seen), hit.at, "the same refusal comes back each time")
+        return make_verdict(seen, now, name, first_cause(seen), hit.at, "the same refusal comes back each time")
     return None
 
 
 def _retries(seen: Seen, now: float) -> Verdict | None:
     budgets = seen.budgets
-    hits = _retried(seen, seen.hard_at)
+    hits = retried(seen, seen.hard_at)
     if len(hits) < budgets.retries or now - hits[-1].at > 60 or hits[-1].at - hits[0].at < budgets.retry_s:
         return None
     if not seen.started and all(hit.rule.starting or not seen.causes for hit in hits):
@@ -230,10 +200,11 @@ def _retries(seen: Seen, now: float) -> Verdict | None:
     summary = (
         f"requests to the engine have failed {len(hits)} times in {hits[-1].at - hits[0].at:.0f} s and are repeated"
     )
-    return _verdict(seen, now, name, first_cause(seen), hits[0].at, summary)
+    return make_verdict(seen, now, name, first_cause(seen), hits[0].at, summary)
 
 
-def _waiting(seen: Seen, now: float, patient: bool = True) -> Verdict | None:
+def waiting(seen: Seen, now: float, patient: bool = True) -> Verdict | None:
+    """Someone waits in a circle, or for someone who is gone; without ``patient`` at once."""
     budgets = seen.budgets
     edges = {edge: hit for edge, hit in seen.edges.items() if hit.at >= seen.work_at}
     for (who, whom), hit in edges.items():
@@ -244,7 +215,7 @@ def _waiting(seen: Seen, now: float, patient: bool = True) -> Verdict | None:
         if gone.abnormal and first_cause(seen).known:
             cause = first_cause(seen)
         summary = f"{who} waits for {whom}, which ended {gone.how()}"
-        return _verdict(seen, now, "lost-peer", cause, hit.at, summary, ends=(gone,), way=(who, whom))
+        return make_verdict(seen, now, "lost-peer", cause, hit.at, summary, ends=(gone,), way=(who, whom))
     way = circle(edges)
     if not way:
         return None
@@ -260,7 +231,7 @@ def _waiting(seen: Seen, now: float, patient: bool = True) -> Verdict | None:
         cause = Cause(rule.id, summary, rule.hint, hits[0], tuple(hit_evidence(hit) for hit in hits))
     else:
         cause = judged(seen, "wait-circle", words, tuple(hit_evidence(hit) for hit in hits))
-    return _verdict(seen, now, "stalled", cause, hits[0].at, f"a circle of waits: {words}", way=way)
+    return make_verdict(seen, now, "stalled", cause, hits[0].at, f"a circle of waits: {words}", way=way)
 
 
 def _bad_metric(seen: Seen, now: float) -> Verdict | None:
@@ -268,15 +239,16 @@ def _bad_metric(seen: Seen, now: float) -> Verdict | None:
         hit, share, reward = seen.backend
         more = f"{share} rose while {reward} fell, in one step"
         cause = judged(seen, "environment-backend-down", more, (hit_evidence(hit),))
-        return _verdict(seen, now, "bad-metric", cause, hit.at, more)
+        return make_verdict(seen, now, "bad-metric", cause, hit.at, more)
     if len(seen.bad_steps) >= 2:
         hits = seen.bad_steps
         cause = judged(seen, "non-finite-loss", "", tuple(hit_evidence(hit) for hit in hits[:3]))
-        return _verdict(seen, now, "bad-metric", cause, hits[0].at, f"{len(hits)} steps in a row are not finite")
+        return make_verdict(seen, now, "bad-metric", cause, hits[0].at, f"{len(hits)} steps in a row are not finite")
     return None
 
 
-def _spinning(seen: Seen, now: float, patient: bool = True) -> Verdict | None:
+def spinning(seen: Seen, now: float, patient: bool = True) -> Verdict | None:
+    """The GPUs are busy without touching memory, and nothing goes on."""
     sample = seen.activity
     if sample is None or not sample.spinning or seen.spinning_since is None:
         return None
@@ -289,12 +261,13 @@ def _spinning(seen: Seen, now: float, patient: bool = True) -> Verdict | None:
     cause = first_cause(seen)
     if not cause.known:
         cause = judged(seen, "spin-wait", f"in {seen.startup}" if seen.startup else "", (fact,))
-    return _verdict(
+    return make_verdict(
         seen, now, "stalled", cause, seen.spinning_since, f"no progress for {waited:.0f} s on busy GPUs", (fact,)
     )
 
 
-def _asleep(seen: Seen, now: float, patient: bool = True) -> Verdict | None:
+def asleep(seen: Seen, now: float, patient: bool = True) -> Verdict | None:
+    """The engine was put to sleep, or paused, for much longer than usual."""
     for pair, hit in seen.open_pairs.items():
         spans = seen.pair_spans.get(pair, [])
         usual = sorted(spans)[len(spans) // 2] if spans else 0.0
@@ -307,7 +280,7 @@ def _asleep(seen: Seen, now: float, patient: bool = True) -> Verdict | None:
         if not cause.known:
             more = f"{pair} since {clock_text(hit)}"
             cause = judged(seen, "sleep-without-wake", more, (hit_evidence(hit),))
-        return _verdict(seen, now, "stalled", cause, hit.at, f"the engine's {pair} has lasted {now - hit.at:.0f} s")
+        return make_verdict(seen, now, "stalled", cause, hit.at, f"the engine's {pair} has lasted {now - hit.at:.0f} s")
     return None
 
 
@@ -327,7 +300,7 @@ def _heartbeat(seen: Seen, now: float) -> Verdict | None:
     cause = first_cause(seen)
     cause = cause if cause.known else judged(seen, "heartbeat-stopped")
     summary = f"the heartbeat file was last touched {now - seen.heartbeat_at:.0f} s ago"
-    return _verdict(seen, now, "stalled", cause, seen.heartbeat_at, summary)
+    return make_verdict(seen, now, "stalled", cause, seen.heartbeat_at, summary)
 
 
 def _stalled(seen: Seen, now: float) -> Verdict | None:
@@ -336,109 +309,16 @@ def _stalled(seen: Seen, now: float) -> Verdict | None:
     if age < budget:
         return None
     talking = now - seen.talked_at < budget / 3
-    if talking or seen.active(now):
-        # A run that prints no line we know may compute in silence for hours; one that does has shown its pace.
-        if not seen.clocks or age < seen.budgets.active_factor * budget:
-            return None
+    # A run that prints no line we know may compute in silence for hours; one that does has shown its pace.
+    credit = not seen.clocks or age < seen.budgets.active_factor * budget
+    if (talking or seen.active(now)) and credit:
+        return None
     if now - seen.began < budget:
         return None
-    retried = _retried(seen, seen.hard_at)
+    failing = retried(seen, seen.hard_at)
     cause = first_cause(seen)
-    name = cause.verdict or ("unresponsive" if retried else "stalled" if seen.started else "failed-to-start")
+    name = cause.verdict or ("unresponsive" if failing else "stalled" if seen.started else "failed-to-start")
     if seen.open_timers:
-        name = cause.verdict or ("unresponsive" if retried else "stalled")
+        name = cause.verdict or ("unresponsive" if failing else "stalled")
     summary = f"no progress for {age:.0f} s in phase '{seen.phases.name}' (its budget is {budget:.0f} s)"
-    return _verdict(seen, now, name, cause, seen.hard_at, summary)
-
-
-# -- a log that is all there is -----------------------------------------------------------------------------------
-
-
-def conclude(seen: Seen, now: float) -> Verdict | None:
-    """Judge a finished log: whatever stands at its end without progress after it is what ended the run."""
-    verdict = check(seen, now)
-    if verdict is not None:
-        return verdict
-    for question in (_waiting, _spinning):
-        verdict = question(seen, now, patient=False)
-        if verdict is not None:
-            return verdict
-    verdict = _asleep(seen, now, patient=False)
-    if verdict is not None:
-        return verdict
-    fresh = [hit for hit in seen.causes if hit.at >= seen.work_at]
-    failed = [item for item in seen.exits if item.abnormal and item.at >= seen.work_at]
-    symptoms = [hit for hit in seen.symptoms if hit.at >= seen.work_at]
-    cause = first_cause(seen)
-    retried = [hit for hit in symptoms if hit.rule.retry]
-    gone = failed or any(hit.rule.id in ("ray-actor-died", "scheduler-exception", "death-signal") for hit in symptoms)
-    busy = seen.busy_at > max((hit.at for hit in symptoms), default=0.0) - 60 and seen.clocks.get("token")
-    if not fresh and not failed and not (len(retried) >= 3) and not (gone and not busy):
-        return None
-    if not seen.started:
-        name = "died" if gone and cause.id in ("out-of-memory-host", "engine-own-watchdog") else "failed-to-start"
-    else:
-        name = "died" if gone else "unresponsive" if retried else "stalled"
-    since = min((item.at for item in (*fresh, *failed, *symptoms)), default=now)
-    summary = "the log ends in a failure that no progress follows"
-    return _verdict(seen, now, cause.verdict or name, cause, since, summary, ends=tuple(failed))
-
-
-# -- putting it together ------------------------------------------------------------------------------------------
-
-
-def _retried(seen: Seen, since: float) -> list[Hit]:
-    return [hit for hit in seen.symptoms if hit.rule.retry and hit.at >= since]
-
-
-def _verdict(
-    seen: Seen,
-    now: float,
-    name: str,
-    cause: Cause,
-    since: float,
-    summary: str,
-    facts: tuple[Evidence, ...] = (),
-    *,
-    ends: tuple[Exit, ...] = (),
-    way: tuple[str, ...] = (),
-) -> Verdict:
-    symptoms = [hit for hit in seen.symptoms if hit.at >= min(since, now) - 60]
-    lines = [*cause.evidence, *facts, *(exit_evidence(item) for item in ends)]
-    lines += [hit_evidence(hit) for hit in seen.causes if hit.at >= seen.work_at][:8]
-    lines += [hit_evidence(hit) for hit in (*symptoms[:3], *symptoms[-3:])]
-    unique = sorted({(item.text, item.source): item for item in reversed(lines)}.values(), key=lambda item: item.at)
-    sides = {side: hit.line.text[:300] for side, hit in seen.sides.items()}
-    for timer, (at, who) in seen.open_timers.items():
-        sides[who or "trainer"] = f"inside {timer} for {now - at:.0f} s"
-    if seen.ready and "engine" in sides and not seen.worked:
-        sides["engine"] = f"idle since: {sides['engine']}"
-    said = f"{summary}; cause: {cause.summary}" if cause.known else summary
-    victims = tuple(
-        f"{hit.line.speaker or hit.rule.side or 'a process'}: {hit.line.text[:120]}"
-        for hit in symptoms
-        if hit.rule.id in ("death-signal", "scheduler-exception", "ray-actor-died")
-    )
-    return Verdict(
-        name=name,
-        cause=cause.id,
-        at=now,
-        since=since,
-        phase=seen.phases.name,
-        summary=said,
-        hint=cause.hint,
-        evidence=tuple(unique[:MOST_EVIDENCE]),
-        circle=way,
-        sides=sides,
-        victims=tuple(dict.fromkeys(victims)),
-        notices=tuple(hit.summary() for hit in seen.notices.values()),
-        checked=cause.checked,
-        check=cause.check,
-    )
-
-
-def pump_killed(seen: Seen, now: float) -> Verdict:
-    """Judge a run whose pump was killed: its next line of output will break it."""
-    end = seen.ended
-    assert end is not None
-    return _verdict(seen, now, "died", judged(seen, "pump-killed"), end.at, "the pump was killed", ends=(end,))
+    return make_verdict(seen, now, name, cause, seen.hard_at, summary)

@@ -19,7 +19,8 @@ _TIME = r"(?P<time>\d{2}:\d{2}:\d{2})(?:[.,](?P<fraction>\d{1,9}))?(?:Z|[+-]\d{2
 _STAMPS = (
     re.compile(rf"^\[{_DATE}{_TIME}(?:,\d+)?(?: (?P<name>[^\]]{{1,60}}))?\]\s*"),
     re.compile(
-        rf"^\[?(?:INFO|WARNING|WARN|ERROR|DEBUG|CRITICAL|SUCCESS)\]? {_DATE}{_TIME} (?:\[[^\]]{{1,80}}\] ?|\S+\.py:\d+\]? ?)?"
+        r"^\[?(?:INFO|WARNING|WARN|ERROR|DEBUG|CRITICAL|SUCCESS)\]? "
+        rf"{_DATE}{_TIME} (?:\[[^\]]{{1,80}}\] ?|\S+\.py:\d+\]? ?)?"
     ),
     re.compile(rf"^{_DATE}{_TIME}[,\d]*(?: [|-] | )?\s*"),
     re.compile(rf"^\[?{_TIME}(?: (?P<name>[A-Z][\w ]{{0,30}}))?\][:]?\s*"),

@@ -46,8 +46,8 @@ def lint(argv: Sequence[str]) -> list[str]:
             seconds = 0.0
         if seconds < FIRST_WAIT_S:
             found.append(
-                f"first-wait-too-short: --rollout-health-check-first-wait is {seconds:g} s; the framework's own monitor "
-                f"kills an engine that still compiles. Set it to the longest start of your engine, 600 for a cold one."
+                f"first-wait-too-short: --rollout-health-check-first-wait is {seconds:g} s; the framework's own "
+                f"monitor kills an engine that still compiles. Set it to the longest start of your engine: 600 if cold."
             )
     return found
 

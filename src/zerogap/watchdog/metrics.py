@@ -6,7 +6,8 @@ import math
 import re
 
 _PAIR = re.compile(
-    r"""['"]?(?P<name>[A-Za-z][\w./\- ]*?\.?)['"]?\s*[=:]\s*(?P<value>[-+]?(?:nan|inf(?:inity)?|\d+(?:\.\d*)?(?:e[-+]?\d+)?))(?![\w.]*[A-Za-z_])""",
+    r"""['"]?(?P<name>[A-Za-z][\w./\- ]*?\.?)['"]?\s*[=:]\s*"""
+    r"(?P<value>[-+]?(?:nan|inf(?:inity)?|\d+(?:\.\d*)?(?:e[-+]?\d+)?))(?![\w.]*[A-Za-z_])",
     re.IGNORECASE,
 )
 _LOSS = re.compile(r"(?:^|[/_ ])(?:pg_|policy_|train_|actor_)?loss$|grad[ _.]*norm", re.IGNORECASE)

@@ -54,6 +54,8 @@ class Phases:
     def enter(self, name: str, at: float, implied: bool = False) -> None:
         """Enter a phase; entering the one the run is in already begins a new span of it, unless that was implied."""
         last = self.history[-1]
+        if at < last.since:
+            return  # a line that was read late
         if last.phase == name and (last.implied or implied):
             last.implied = last.implied and implied
             return

@@ -23,8 +23,9 @@ from zerogap.errors import UsageError
 from zerogap.watchdog.events import Probe
 
 HEALTH_S = 5.0  # an answer to /health takes milliseconds; a loaded machine may need more
-TOKENS = ("sglang:generation_tokens_total", "vllm:generation_tokens_total", "sglang:prompt_tokens_total", "vllm:prompt_tokens_total",
-          "sglang:realtime_tokens_total", "zerogap:generation_tokens_total", "zerogap:prompt_tokens_total")  # fmt: skip
+TOKENS = tuple(
+    f"{engine}:{kind}_tokens_total" for engine in ("sglang", "vllm", "zerogap") for kind in ("generation", "prompt")
+)
 REQUESTS = ("sglang:num_requests_total", "vllm:request_success_total", "zerogap:requests_total")
 RUNNING = ("sglang:num_running_reqs", "vllm:num_requests_running", "zerogap:running_requests")
 _SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{[^}]*\})?\s+(?P<value>[-+\d.eE]+)", re.MULTILINE)
@@ -189,7 +190,11 @@ class EngineWatch:
         busy = self._count(client)
         answer = client.get(f"{self.url}{self.kind.health}")
         if answer.status_code != 200 and not busy:
-            return self._failed("health", f"{self.kind.health} answers {answer.status_code}", other=self._other(client, answer.status_code))
+            return self._failed(
+                "health",
+                f"{self.kind.health} answers {answer.status_code}",
+                other=self._other(client, answer.status_code),
+            )
         if busy:
             self._ever = True
             return Probe(time.time(), self.url, "generate", True, "its counters move", busy=True)
@@ -209,7 +214,9 @@ class EngineWatch:
             if answer.status_code == 404 and self.kind.name == "sglang" and not self._other(client, 404):
                 self.kind = KINDS["sglang-generate"]
                 return self._generate(client)
-            return self._failed("generate", f"{path} answers {answer.status_code}", other=self._other(client, answer.status_code))
+            return self._failed(
+                "generate", f"{path} answers {answer.status_code}", other=self._other(client, answer.status_code)
+            )
         if self.identity and self._other(client):
             return self._failed("generate", "another server answers here", other=True)
         self._ever = True

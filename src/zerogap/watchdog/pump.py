@@ -70,7 +70,7 @@ class Stream(threading.Thread):
         self.source, self.sink, self.log = source, sink, log
 
     def run(self) -> None:
-        """Copy until the command's end closes, or until our reader is gone (the command then gets SIGPIPE as it would)."""
+        """Copy until the command's end closes, or our reader is gone (the command then gets SIGPIPE as it would)."""
         sink_open = True
         while True:
             try:
@@ -110,7 +110,7 @@ def say(text: str) -> None:
 
 
 def create_time(pid: int) -> float | None:
-    """Return when ``pid`` started, in clock ticks since boot, or None when it is gone (pid + this names one process)."""
+    """Return when ``pid`` started, in clock ticks since boot, None when it is gone; the two name one process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -181,10 +181,8 @@ class Pump:
 
     def _pipe(self) -> tuple[int, int]:
         read, write = os.pipe()
-        try:
+        with contextlib.suppress(OSError):  # an unprivileged user may be over the pipe quota
             fcntl.fcntl(read, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        except OSError:  # an unprivileged user may be over the pipe quota
-            pass
         return read, write
 
     def start_judge(self) -> subprocess.Popen[bytes]:
@@ -289,7 +287,7 @@ class Pump:
             identity = json.loads((self.folder / "judge.json").read_text())
         except (OSError, ValueError):
             return False
-        return create_time(identity["pid"]) == identity["started"]
+        return bool(create_time(identity["pid"]) == identity["started"])
 
     def _identity(self, pid: int) -> dict[str, Any]:
         return {"pid": pid, "started": create_time(pid)}

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 HIDDEN = "[redacted]"
-_NAME = r"(?:[\w.\-]*(?:api[_\-]?key|access[_\-]?key|secret|token|passw(?:or)?d|passphrase|credential|auth(?:orization)?|private[_\-]?key|wandb[_\-]?key)[\w.\-]*)"
+_NAME = (
+    r"(?:[\w.\-]*(?:api[_\-]?key|access[_\-]?key|secret|token|passw(?:or)?d|passphrase|credential|"
+    r"auth(?:orization)?|private[_\-]?key|wandb[_\-]?key)[\w.\-]*)"
+)
 # Names that hold such a word and are no secret: counts, limits and paths of tokenizers.
 _HARMLESS = re.compile(
     r"tokens|tokeniz|token[_\-]?(?:id|type|count|usage|rate|level|mean|len|budget)|max[_\-]|num[_\-]|author|\bauth[_\-]?(?:type|mode)",

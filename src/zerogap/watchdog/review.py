@@ -13,6 +13,7 @@ from zerogap.console import message, out, print_json, printable
 from zerogap.errors import ExitCode, UsageError
 from zerogap.watchdog import judge
 from zerogap.watchdog.budgets import Budgets
+from zerogap.watchdog.conclude import conclude
 from zerogap.watchdog.events import Verdict
 from zerogap.watchdog.follow import READ
 from zerogap.watchdog.incident import block, clock
@@ -92,7 +93,7 @@ def read_log(scanner: Scanner, name: str, path: Path, end: int | None = None) ->
 
 
 def replay(book: RuleBook, scanner: Scanner, logs: Sequence[tuple[str, Path]], patience: float) -> tuple[Seen, float]:
-    """Read finished logs together in the order of their times; return what they show and when the last line was written."""
+    """Read finished logs together in the order of their times; return what they show and the time of the last line."""
     hits = sorted((hit for name, path in logs for hit in read_log(scanner, name, path)), key=lambda hit: hit.at)
     modified = max((path.stat().st_mtime for _, path in logs), default=time.time())
     began = hits[0].at if hits else modified
@@ -112,7 +113,7 @@ def review_logs(
     book = load_rules(rules)
     scanner = Scanner(book)
     seen, last = replay(book, scanner, logs, patience)
-    verdict = judge.conclude(seen, last)
+    verdict = conclude(seen, last)
     if verdict is None and (seen.open_timers or seen.edges or seen.open_pairs):
         verdict = judge.check(seen, time.time())
     if "launch" in seen.info:

@@ -90,6 +90,10 @@ class Scanner:
         self.lines += data.count(b"\n", 0, end)
         return list(self._candidates(data, end))
 
+    def forget(self, source: str) -> bytes:
+        """Drop and return the unfinished line of ``source``: the log is read on elsewhere."""
+        return self._carry.pop(source, b"")
+
     def finish(self, source: str) -> list[bytes]:
         """Return the candidates of a last line without a newline."""
         rest = self._carry.pop(source, b"")

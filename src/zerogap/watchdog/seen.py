@@ -118,6 +118,10 @@ class Seen:
             self.sides[rule.side] = hit
         getattr(self, f"_{rule.kind}")(hit)
 
+    def _tick(self, clock: str, at: float) -> None:
+        """Move a clock; a line that was read late never turns it back."""
+        self.clocks[clock] = max(at, self.clocks.get(clock, at))
+
     def _cause(self, hit: Hit) -> None:
         if hit.rule.identical > 1:
             key = hit.rule.key if hit.rule.key is not None else tuple(hit.fields)
@@ -154,7 +158,7 @@ class Seen:
 
     def _phase(self, hit: Hit) -> None:
         if hit.rule.phase == "engine ready":
-            self.clocks["startup"] = hit.at
+            self._tick("startup", hit.at)
             if self.ready:
                 return
             self.ready = True
@@ -168,7 +172,7 @@ class Seen:
         phase = self.phases.named(name)
         if hit.fields["edge"] == "end":
             self.open_timers.pop(name, None)
-            self.clocks["sync" if phase in ("weight update", "first sync") else "request"] = hit.at
+            self._tick("sync" if phase in ("weight update", "first sync") else "request", hit.at)
             return
         self.open_timers[name] = (hit.at, who)
         if phase is not None:
@@ -191,12 +195,12 @@ class Seen:
             self.startup = f"{hit.rule.busy} {done}".strip()
             self.startup_age = float(hit.fields.get("age") or 0)
         if self._moved(hit):
-            self.clocks[hit.rule.clock] = hit.at
+            self._tick(hit.rule.clock, hit.at)
 
     def _metric(self, hit: Hit) -> None:
         if not self._moved(hit):
             return
-        self.clocks[hit.rule.clock] = hit.at
+        self._tick(hit.rule.clock, hit.at)
         if hit.rule.phase:
             self.phases.enter(hit.rule.phase, hit.at, implied=True)
         numbers = parse_metrics(hit.fields["metrics"])
@@ -283,9 +287,9 @@ class Seen:
     def counted(self, at: float, tokens: bool, requests: bool) -> None:
         """Take in that an engine's counters moved."""
         if tokens:
-            self.clocks["token"] = at
+            self._tick("token", at)
         if requests:
-            self.clocks["request"] = at
+            self._tick("request", at)
 
     def active_sample(self, activity: Activity) -> None:
         """Take in how busy the run is."""

@@ -15,11 +15,12 @@ from typing import Any
 from zerogap.console import printable
 from zerogap.errors import UsageError, ZerogapError
 from zerogap.files import write_text_atomic
-from zerogap.watchdog import judge
+from zerogap.watchdog import ending, judge
 from zerogap.watchdog.action import Action
 from zerogap.watchdog.budgets import Budgets
 from zerogap.watchdog.events import Activity, Exit, Probe, Verdict
 from zerogap.watchdog.follow import Follower
+from zerogap.watchdog.intake import Intake
 from zerogap.watchdog.lines import parse_line
 from zerogap.watchdog.lint import lint, restarts_engines
 from zerogap.watchdog.machine import Gpus, OomCounter, scheduler
@@ -33,7 +34,6 @@ from zerogap.watchdog.scan import Hit, Scanner
 from zerogap.watchdog.seen import Seen
 
 TICK_S = 0.2
-MOST_PER_TICK = 32 << 20  # bytes of log per tick and source; what is left comes in the next tick
 REMEMBERED = 4096  # lines remembered to tell new words from repeated ones
 ENGINE_PHASES = ("training", "weight update", "first sync", "checkpoint")  # an engine may rightly not generate in them
 RECORDED = ("cause", "symptom", "phase", "timer", "wait", "exit", "notice", "info", "metric", "pair")
@@ -96,6 +96,8 @@ class Session:
         self.orphans: list[str] = []
         self._stacked = False
         self._last_at = 0.0
+        self._alarmed = False
+        self.intakes: dict[str, Intake] = {}
         self.action = Action(self)
 
     # -- set-up ---------------------------------------------------------------------------------------------------
@@ -166,9 +168,8 @@ class Session:
     def turn(self) -> None:
         """Collect everything that is new."""
         now = time.time()
-        for name, follower in list(self.sources.items()):
-            self._read(name, follower, now)
-        if self._due("processes", now, max(0.4, 100 * self.tracker.cost_s)):
+        self._read(now)
+        if self._due("processes", now, max(0.5, 150 * self.tracker.cost_s)):
             self._look_at_processes(now)
         if self.pump:
             self._read_pump(now)
@@ -179,6 +180,7 @@ class Session:
                 break
             if isinstance(item, Probe):
                 self.seen.probe(item)
+                self._alarmed |= not item.ok
                 if item.ok:
                     port = int(item.url.rsplit(":", 1)[1])
                     if is_own(item.url) and self._due(f"port {port}", now, 30.0) and not self.tracker.own_port(port):
@@ -199,21 +201,19 @@ class Session:
         self._next[what] = now + every
         return True
 
-    def _read(self, name: str, follower: Follower, now: float) -> None:
-        total = 0
-        while total < MOST_PER_TICK:
-            data = follower.read()
-            if not data:
-                break
-            total += len(data)
-            self._digest(name, data, now)
-        if not total:
-            for hit in self.scanner.flush(name, now):
-                self._take(hit)
+    def _read(self, now: float, everything: bool = False) -> None:
+        for name, follower in list(self.sources.items()):
+            intake = self.intakes.get(name)
+            if intake is None:
+                intake = self.intakes[name] = Intake(name, follower, self._digest, self.scanner.forget)
+            if not intake.look(now, everything):
+                for hit in self.scanner.flush(name, now):
+                    self._take(hit)
 
     def _digest(self, name: str, data: bytes, now: float) -> None:
         for raw in self.scanner.feed(name, data):
-            for hit in self.scanner.match(name, raw, self._now(now)):
+            at = self._now(now) if now >= self._last_at - 1.0 else now
+            for hit in self.scanner.match(name, raw, at):
                 self._take(hit)
         # Whether the log says anything new is judged by a few of its lines: a flood repeats itself.
         for raw in data[-2000:].split(b"\n")[-5:-1]:
@@ -271,6 +271,7 @@ class Session:
             self.seen.exit(item)
             self._record("exit", f"{item.name} pid {item.pid} ({item.role}) ended {item.how()}")
             if item.role in judge.ENGINE_ROLES or item.abnormal:
+                self._alarmed = True
                 for watch in self.engines.values():
                     watch.now()
                 self._next["machine"] = 0.0
@@ -349,6 +350,11 @@ class Session:
             if self.end is not None:
                 return self._finish()
             verdict = judge.check(self.seen, now)
+            if verdict is not None or self._alarmed:
+                # Something looks wrong: now every line counts.
+                self._alarmed = False
+                self._read(now, everything=True)
+                verdict = judge.check(self.seen, now)
             if verdict is not None and (verdict.name, verdict.cause) not in self._told:
                 self._told.add((verdict.name, verdict.cause))
                 self._record("verdict", f"{verdict.name}: {verdict.cause}")
@@ -361,8 +367,8 @@ class Session:
     def _finish(self) -> Verdict | None:
         """The run ended by itself: read what is left of its log, judge, and clean up after a failure."""
         assert self.end is not None
-        for name, follower in self.sources.items():
-            self._read(name, follower, time.time())
+        self._read(time.time(), everything=True)
+        for name in self.sources:
             for raw in self.scanner.finish(name):
                 for hit in self.scanner.match(name, raw, time.time()):
                     self._take(hit)
@@ -373,11 +379,11 @@ class Session:
         now, seen = time.time(), self.seen
         seen.ended = self.end
         if self.end.role == "pump":
-            verdict: Verdict | None = judge.pump_killed(seen, now)
+            verdict: Verdict | None = ending.pump_killed(seen, now)
         elif seen.interrupted and seen.interrupted[0] == signal.SIGTERM and scheduler() and self.end.status != 0:
-            verdict = judge.preempted(seen, now, scheduler())
+            verdict = ending.preempted(seen, now, scheduler())
         else:
-            verdict = judge.ended(seen, now)
+            verdict = ending.ended(seen, now)
         self._record("end", f"{self.end.name} ended {self.end.how()}")
         self.action.on_end(verdict, self.end)
         return verdict or (self.result if self.options["on_failure"] != "stop" else None)
@@ -431,7 +437,7 @@ def open_run(folder: Path, first: bool = False) -> Session:
     pump = _load(folder / "pump.json").get("pump")
     if not run or not pump:
         raise UsageError(f"{folder}: not the folder of a run; give the one that `zerogap run` named (--dir)")
-    if not first and (folder / "ended.json").exists() or not _alive((pump["pid"], int(pump["started"]))):
+    if (not first and (folder / "ended.json").exists()) or not _alive((pump["pid"], int(pump["started"]))):
         raise UsageError(f"{folder}: this run is over; its record is in {folder}/incident.md if anything went wrong")
     other = _load(folder / "judge.json")
     if other and other["pid"] != os.getpid() and _alive((other["pid"], int(other["started"]))):

@@ -58,7 +58,10 @@ def generate():
             return request(PATH, BODY)
         except Exception as error:
             attempt += 1
-            say(f"http_utils.py:153 - Error: {error}, retrying... (attempt {attempt}/60, url=http://127.0.0.1{PATH}, response=None)")
+            say(
+                f"http_utils.py:153 - Error: {error}, retrying... "
+                f"(attempt {attempt}/60, url=http://127.0.0.1{PATH}, response=None)"
+            )
             time.sleep(0.5)
 
 

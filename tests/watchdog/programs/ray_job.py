@@ -1,6 +1,6 @@
 """A Ray job whose actor starts an HTTP engine child and drives it for ever, as Miles' rollout manager does.
 
-    ray_job.py PORT    (0: an actor that only sleeps)
+ray_job.py PORT    (0: an actor that only sleeps)
 """
 
 import http.client

@@ -22,7 +22,10 @@ for attempt in range(1, 10_000):
         if attempt % 60 == 59:
             print(f"[rollout] Task raised exception: HTTPStatusError(503) for {URL}", flush=True)
         prefix = "(RolloutManager pid=1191) "
-        print(f"{prefix}[2026-10-17 21:04:00] http_utils.py:153 - Error: Server error '503 Service Unavailable' for url '{URL}'")
+        print(
+            f"{prefix}[2026-10-17 21:04:00] http_utils.py:153 - "
+            f"Error: Server error '503 Service Unavailable' for url '{URL}'"
+        )
         print(
             f"{prefix}For more information check: https://developer.mozilla.org/503, retrying... "
             f"(attempt {attempt}/60, url={URL}, response={BODY})",
