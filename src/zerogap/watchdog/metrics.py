@@ -6,7 +6,7 @@ import math
 import re
 
 _PAIR = re.compile(
-    r"""['"]?(?P<name>[A-Za-z][\w./\- ]*?\.?)['"]?\s*[=:]\s*"""
+    r"""['"]?(?P<name>[A-Za-z][\w./\- ]{0,79}?\.?)['"]?\s*[=:]\s*"""
     r"(?P<value>[-+]?(?:nan|inf(?:inity)?|\d+(?:\.\d*)?(?:e[-+]?\d+)?))(?![\w.]*[A-Za-z_])",
     re.IGNORECASE,
 )
@@ -18,6 +18,7 @@ _BACKEND = re.compile(r"tool|env|judge|verif|response|sandbox|request|call|api",
 
 def parse_metrics(text: str) -> dict[str, float]:
     """Return the numbers of a Python dict, ``a=1 b=2`` or ``A: 1 | B: 2``; bare ``nan`` and ``inf`` are numbers."""
+    # A line is bounded, and so is a name: text that a model wrote must not cost more than its length.
     return {found["name"].strip(): float(found["value"]) for found in _PAIR.finditer(text)}
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 HIDDEN = "[redacted]"
 _NAME = (
-    r"(?:[\w.\-]*(?:api[_\-]?key|access[_\-]?key|secret|token|passw(?:or)?d|passphrase|credential|"
-    r"auth(?:orization)?|private[_\-]?key|wandb[_\-]?key)[\w.\-]*)"
+    r"(?:[\w.\-]{0,40}(?:api[_\-]?key|access[_\-]?key|secret|token|passw(?:or)?d|passphrase|credential|"
+    r"auth(?:orization)?|private[_\-]?key|wandb[_\-]?key)[\w.\-]{0,40})"
 )
 # Names that hold such a word and are no secret: counts, limits and paths of tokenizers.
 _HARMLESS = re.compile(
@@ -26,11 +26,12 @@ _SHAPES = (
     re.compile(r"\bgithub_pat_[A-Za-z0-9_]{20,}"),
     re.compile(r"\bsk-[A-Za-z0-9_\-]{16,}"),
     re.compile(r"\bAKIA[0-9A-Z]{16}\b"),
-    re.compile(r"\beyJ[A-Za-z0-9_\-]{10,}\.[A-Za-z0-9_\-]{10,}\.[A-Za-z0-9_\-]*"),
+    re.compile(r"\beyJ[A-Za-z0-9_\-]{6,}\.[A-Za-z0-9_\-]{6,}\.[A-Za-z0-9_\-]*"),
     re.compile(r"(?<=Bearer )[A-Za-z0-9._~+/\-]{8,}=*"),
     re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)", re.DOTALL),
 )
 _URL = re.compile(r"(?P<scheme>\b[a-z][a-z0-9+.\-]*://)(?P<user>[^\s/@:]*):(?P<password>[^\s/@]+)@", re.IGNORECASE)
+_NUMBER = re.compile(r"^[\d.]{1,11}%?$")
 _SECRET_FLAG = re.compile(rf"^--?{_NAME}$", re.IGNORECASE)
 
 
@@ -45,7 +46,12 @@ def redact(text: str) -> str:
 
 def _hide(found: re.Match[str]) -> str:
     name = found.groupdict().get("name") or found.groupdict().get("flag") or ""
-    if _HARMLESS.search(name) or found["value"] in (HIDDEN, "None", "null", "true", "false", "True", "False"):
+    counted = "token" in name.lower() and _NUMBER.match(found["value"])  # `#token: 4096` counts, it hides nothing
+    if (
+        counted
+        or _HARMLESS.search(name)
+        or found["value"] in (HIDDEN, "None", "null", "true", "false", "True", "False")
+    ):
         return found.group()
     return f"{name}{found['between']}{HIDDEN}"
 
