@@ -13,10 +13,8 @@ from zerogap.watchdog.ending import ended
 from zerogap.watchdog.events import Evidence, Exit, Verdict
 from zerogap.watchdog.scan import Hit
 from zerogap.watchdog.seen import Engine, Seen, moment
-from zerogap.watchdog.verdicts import make_verdict, retried
+from zerogap.watchdog.verdicts import ENGINE_ROLES, make_verdict, retried
 from zerogap.watchdog.waits import circle
-
-ENGINE_ROLES = ("engine", "router")
 
 
 def check(seen: Seen, now: float) -> Verdict | None:

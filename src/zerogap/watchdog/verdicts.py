@@ -7,6 +7,7 @@ from zerogap.watchdog.events import Evidence, Exit, Verdict
 from zerogap.watchdog.scan import Hit
 from zerogap.watchdog.seen import Seen
 
+ENGINE_ROLES = ("engine", "router")
 MOST_EVIDENCE = 25
 
 
