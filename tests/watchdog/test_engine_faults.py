@@ -36,9 +36,7 @@ PHASES = ("rollout", "train", "update_weights")
 SHORT = {
     ("sigkill", "rollout", "sglang"),
     ("sigstop", "rollout", "vllm"),
-    ("503", "rollout", "sglang"),
     ("dead-generate", "rollout", "vllm"),
-    ("takeover", "rollout", "sglang"),
     ("sigkill", "train", "vllm"),
 }
 
@@ -119,6 +117,7 @@ def test_faults_all(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_port_that_another_server_took_over_is_named(tmp_path):
     """The engine is not among the run's processes, so only the probes can tell."""
     port = free_port()
@@ -146,12 +145,13 @@ def test_a_port_that_another_server_took_over_is_named(tmp_path):
 
 def test_slow_start_is_no_fault(tmp_path):
     port = free_port()
-    command = program("driver.py", "sglang", port, "--start-delay", "6", "--steps", "3")
+    command = program("driver.py", "sglang", port, "--start-delay", "3", "--steps", "2")
     with Running(tmp_path, command, "--engine", f"127.0.0.1:{port}", "--probe-timeout", "1") as run:
         assert run.wait(40) == 0
         assert not (run.run / "incident.json").exists()
 
 
+@pytest.mark.slow
 def test_an_engine_that_never_comes_up_uses_up_the_start_budget(tmp_path):
     port = free_port()
     command = program("driver.py", "sglang", port, "--start-delay", "600")

@@ -128,7 +128,7 @@ class Action:
                 "skipped": session.scanner.skipped,
                 "unread_bytes": sum(item.unread for item in session.intakes.values()),
             },
-            "check": check_launch(launch) if verdict.check and launch else None,
+            "check": check_launch(launch) if verdict.check else None,
         }
         if verdict.check:
             incident["verdict"]["check_command"] = "zerogap check -- " + " ".join(redact_argv(launch))

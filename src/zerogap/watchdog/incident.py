@@ -19,8 +19,23 @@ CHECK_S = 20.0
 
 
 def check_launch(argv: Sequence[str]) -> dict[str, Any] | None:
-    """Return what ``zerogap check`` says of a launch line, None where it cannot answer."""
-    command = [sys.executable, "-m", "zerogap", "check", "--json", "--", *argv]
+    """Return what ``zerogap check`` says of a launch line, None where it cannot answer.
+
+    A line that it does not know (a script of one's own) is read as a file where it names one; else the machine alone
+    is checked.
+    """
+    files = [
+        ["--launch", word] for word in argv if Path(word).suffix in (".sh", ".py", ".yaml") and Path(word).is_file()
+    ]
+    for arguments in ([["--", *argv]] if argv else []) + files[:1] + [[]]:
+        answer = _ask_check(arguments)
+        if answer is not None:
+            return answer
+    return None
+
+
+def _ask_check(arguments: Sequence[str]) -> dict[str, Any] | None:
+    command = [sys.executable, "-m", "zerogap", "check", "--json", *arguments]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=CHECK_S, check=False)
         answer = json.loads(done.stdout)
@@ -28,7 +43,24 @@ def check_launch(argv: Sequence[str]) -> dict[str, Any] | None:
         return None
     if done.returncode not in (0, 1, 3) or not isinstance(answer, dict):
         return None
-    return {"exit_code": done.returncode, **answer}
+    return {**answer, "exit_code": done.returncode, "asked": ["zerogap", "check", *arguments]}
+
+
+def check_lines(check: dict[str, Any]) -> list[str]:
+    """Return the answer of ``zerogap check`` in lines: each contract with what it fails on."""
+    lines = [
+        f"asked: {' '.join(check['asked'])}",
+        f"verdict: {check.get('verdict', '?')} (exit code {check['exit_code']})",
+    ]
+    for contract in check.get("contracts") or []:
+        lines.append(f"{contract.get('name', '?')}: {contract.get('verdict', '?')}")
+        for item in contract.get("requirements") or []:
+            if item.get("verdict", item.get("status")) == "no":
+                wanted, found = str(item.get("expected", ""))[:160], str(item.get("observed", ""))[:160]
+                lines.append(f"  {item.get('name', '?')}: expected {wanted}; observed {found}")
+        if contract.get("instead") and contract.get("verdict") == "no":
+            lines.append(f"  {contract['instead']}")
+    return lines
 
 
 def write_incident(folder: Path, incident: dict[str, Any]) -> None:
@@ -71,7 +103,7 @@ def markdown(incident: dict[str, Any]) -> str:
     lines += _section("Consequences, not causes", verdict["victims"])
     lines += _section("Noticed before", verdict["notices"])
     if incident.get("check") is not None:
-        lines += ["", "## zerogap check of the launch line", "", block(json.dumps(incident["check"], indent=1)[:6000])]
+        lines += _section("zerogap check", check_lines(incident["check"]))
     elif verdict.get("check_command"):
         lines += ["", "## Check it yourself", "", block(verdict["check_command"])]
     lines += _section("Phases", [f"{clock(item['since'])}  {item['phase']}" for item in incident["phases"][-40:]])
