@@ -80,7 +80,10 @@ def run_fault(folder, fault, phase, kind):
         begun = time.monotonic()
         try:
             other = break_engine(fault, pid, port)
-            code = run.wait(90)
+            try:
+                code = run.wait(90)
+            except subprocess.TimeoutExpired:
+                return None, 90.0, {"verdict": "none", "cause": "not detected"}
             took = time.monotonic() - begun
             verdict = run.incident()["verdict"]
             assert other is None or other.poll() is None, "the other program's server was touched"

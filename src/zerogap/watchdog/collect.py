@@ -182,9 +182,11 @@ class Collector:
             self._look_at_machine(now)
         if self.ray is not None and self._due("ray", now, 1.0):
             self._look_at_ray(now)
-        busy = self.seen.phases.name in ENGINE_PHASES or bool(self.seen.open_pairs)
+        # A run that trains or syncs may have taken the engine's memory; one that does nothing at all is asked anyway.
+        idle = self.seen.quiet_for(now) >= 5 * self.seen.budgets.quiet_s
+        resting = bool(self.seen.open_pairs) or (self.seen.phases.name in ENGINE_PHASES and not idle)
         for watch in self.engines.values():
-            watch.may_generate = not busy
+            watch.may_generate = not resting
 
     def _due(self, what: str, now: float, every: float) -> bool:
         if now < self._next.get(what, 0.0):
@@ -234,9 +236,10 @@ class Collector:
     def _learn(self, hit: Hit) -> None:
         if "address" in hit.fields:
             self._found_engine(hit.fields["address"])
-        if "launch" in hit.fields:
-            self._lint([hit.fields["launch"]])
-            self.seen.fault_tolerant |= restarts_engines([hit.fields["launch"]])
+        launch = hit.fields.get("launch") or hit.fields.get("flags")
+        if launch:
+            self._lint([launch])
+            self.seen.fault_tolerant |= restarts_engines([launch])
         address = self.seen.info.get("ray_address", self.options["ray_address"])
         if "ray_job" in hit.fields and self.ray is None and self.pump and is_own(address):
             self.ray, self.ray_job = JobServer(address, timeout_s=3.0), hit.fields["ray_job"]

@@ -19,7 +19,8 @@ def conclude(seen: Seen, now: float) -> Verdict | None:
         if verdict is not None:
             return verdict
     fresh = [hit for hit in seen.causes if hit.at >= seen.work_at]
-    failed = [item for item in seen.exits if item.abnormal and item.at >= seen.work_at]
+    gone_by_log = [item for item in seen.exits if item.by_log and item.status is None]
+    failed = [item for item in seen.exits if item.at >= seen.work_at and (item.abnormal or item in gone_by_log)]
     symptoms = [hit for hit in seen.symptoms if hit.at >= seen.work_at]
     cause = first_cause(seen)
     retried = [hit for hit in symptoms if hit.rule.retry]
@@ -28,7 +29,8 @@ def conclude(seen: Seen, now: float) -> Verdict | None:
     if not fresh and not failed and not (len(retried) >= 3) and not (gone and not busy):
         return None
     if not seen.started:
-        name = "died" if gone and cause.id in ("out-of-memory-host", "engine-own-watchdog") else "failed-to-start"
+        was_up = gone_by_log or cause.id in ("out-of-memory-host", "engine-own-watchdog")
+        name = "died" if gone and was_up else "failed-to-start"
     else:
         name = "died" if gone else "unresponsive" if retried else "stalled"
     since = min([hit.at for hit in (*fresh, *symptoms)] + [item.at for item in failed], default=now)

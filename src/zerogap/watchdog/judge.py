@@ -103,7 +103,7 @@ def _patience(seen: Seen, item: Exit, now: float) -> float | None:
     return None
 
 
-def _failed_probes(seen: Seen, now: float) -> Verdict | None:
+def _failed_probes(seen: Seen, now: float, excuse: bool = True) -> Verdict | None:
     budgets = seen.budgets
     for url, engine in seen.engines.items():
         last = engine.last
@@ -118,7 +118,7 @@ def _failed_probes(seen: Seen, now: float) -> Verdict | None:
             return make_verdict(
                 seen, now, "failed-to-start", cause, engine.failing_since, f"the engine at {url} never came up", (fact,)
             )
-        if _excused(seen, engine, now):
+        if excuse and _excused(seen, engine, now):
             continue
         cause = first_cause(seen)
         if not cause.known and engine.changed >= 2:
@@ -313,6 +313,9 @@ def _stalled(seen: Seen, now: float) -> Verdict | None:
         return None
     if now - seen.began < budget:
         return None
+    silent_engine = _failed_probes(seen, now, excuse=False)
+    if silent_engine is not None:
+        return silent_engine
     failing = retried(seen, seen.hard_at)
     cause = first_cause(seen)
     name = cause.verdict or ("unresponsive" if failing else "stalled" if seen.started else "failed-to-start")

@@ -113,11 +113,12 @@ def review_logs(
     book = load_rules(rules)
     scanner = Scanner(book)
     seen, last = replay(book, scanner, logs, patience)
+    last += float(seen.info.get("silence", 0))
     verdict = conclude(seen, last)
     if verdict is None and (seen.open_timers or seen.edges or seen.open_pairs):
         verdict = judge.check(seen, time.time())
-    if "launch" in seen.info:
-        for warning in lint([seen.info["launch"]]):
+    for launch in (seen.info[name] for name in ("launch", "flags") if name in seen.info):
+        for warning in lint([launch]):
             message(f"zerogap: warning {redact(warning)}")
     return verdict, seen, scanner
 
@@ -132,7 +133,8 @@ def review(options: Options, as_json: bool) -> int:
         if not path.is_file():
             raise UsageError(f"--log {path}: {'not a file' if path.exists() else 'no such file'}; give a log file")
     verdict, seen, scanner = review_logs(logs, options.rules, options.patience)
-    notices = [hit.summary() for hit in seen.notices.values()]
+    told = {hit.rule.id: hit for hit in (*seen.notices.values(), *seen.symptoms) if hit.rule.hint}
+    notices = [f"{name}: {hit.summary()} {hit.rule.hint}" for name, hit in told.items()]
     if verdict is not None:
         code = ExitCode.DOES_NOT_HOLD
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
 from zerogap.watchdog.budgets import Budgets
 from zerogap.watchdog.events import Activity, Evidence, Exit, Probe
@@ -53,6 +54,8 @@ class Seen:
         self.notices: dict[str, Hit] = {}
         self.info: dict[str, str] = {}
         self._readings: dict[tuple[str, str], list[Hit]] = {}
+        self._repeats: dict[tuple[str, str], int] = {}
+        self._last_reading: Hit | None = None
         self.exits: list[Exit] = []
         self.engine_starts: list[float] = []
         self.engines: dict[str, Engine] = {}
@@ -130,8 +133,10 @@ class Seen:
             if hits and hits[-1].at < self.work_at:
                 hits.clear()  # work in between: not the same trouble
             hits.append(hit)
+            self._repeats[reading] = self._repeats.get(reading, 0) * (len(hits) > 1) + hit.line.repeats
+            self._last_reading = hit
             del hits[1 : -self.budgets.retries]
-            if len(hits) < hit.rule.identical:
+            if self._repeats[reading] < hit.rule.identical:
                 return
             hit = hits[0]
             if hit in self.causes:
@@ -154,6 +159,10 @@ class Seen:
         self.notices[hit.rule.id] = hit
 
     def _info(self, hit: Hit) -> None:
+        times = hit.fields.get("times") or hit.fields.get("times2")
+        if times and self._last_reading is not None:
+            last = self._last_reading
+            self._cause(replace(last, at=hit.at, line=replace(last.line, repeats=int(times))))
         self.info |= hit.fields
 
     def _phase(self, hit: Hit) -> None:
@@ -234,10 +243,14 @@ class Seen:
 
     def _exit(self, hit: Hit) -> None:
         fields = hit.fields
-        who = next((fields[n] for n in ("who", "who2", "who4") if n in fields), "") or hit.line.speaker or "a process"
+        who = (
+            next((fields[n] for n in ("who", "who2", "who4", "gone") if n in fields), "")
+            or hit.line.speaker
+            or "a process"
+        )
         code = next((fields[n] for n in ("code", "code2", "code3", "code4") if n in fields), None)
         killed = "killed" in fields or "killed2" in fields
-        status = -9 if killed else int(code) if code is not None else 0
+        status = -9 if killed else int(code) if code is not None else None if "gone" in fields else 0
         pid = int(fields.get("pid") or fields.get("pid4") or 0)
         self.exit(
             Exit(hit.at, pid, who.strip(), who.strip().lower(), status, words=fields.get("last", ""), by_log=True)
