@@ -170,6 +170,8 @@ class Collector:
             except Empty:
                 break
             if isinstance(item, Probe):
+                if not self._ours(item):
+                    continue
                 self.seen.probe(item)
                 self.alarmed |= not item.ok
                 if item.ok:
@@ -187,6 +189,13 @@ class Collector:
         resting = bool(self.seen.open_pairs) or (self.seen.phases.name in ENGINE_PHASES and not idle)
         for watch in self.engines.values():
             watch.may_generate = not resting
+
+    def _ours(self, probe: Probe) -> bool:
+        """Whether a probe tells something of this run: an address that only a log names must be one of its processes'."""
+        watch = self.engines[probe.url]
+        if not watch.trusted and probe.ok and self.tracker.own_port(int(probe.url.rsplit(":", 1)[1])):
+            watch.trusted = True
+        return watch.trusted
 
     def _due(self, what: str, now: float, every: float) -> bool:
         if now < self._next.get(what, 0.0):
@@ -241,7 +250,9 @@ class Collector:
             self._lint([launch])
             self.seen.fault_tolerant |= restarts_engines([launch])
         address = self.seen.info.get("ray_address", self.options["ray_address"])
-        if "ray_job" in hit.fields and self.ray is None and self.pump and is_own(address):
+        # A model can write this line, too: only a living `ray job submit` of this run makes it ours.
+        submits = any("job submit" in item.command for item in self.tracker.living())
+        if "ray_job" in hit.fields and self.ray is None and self.pump and submits and is_own(address):
             self.ray, self.ray_job = JobServer(address, timeout_s=3.0), hit.fields["ray_job"]
 
     def _found_engine(self, address: str) -> None:

@@ -118,16 +118,18 @@ def run_command(command: Sequence[str], options: Options, folder: Path | None) -
         "started_at": time.time(),
         "options": table,
     }
-    (folder / "run.json").touch(mode=0o600)
     _write_private(folder / "run.json", json.dumps(run, indent=1))
-    os.execv(sys.executable, [sys.executable, "-m", "zerogap.watchdog.pump", str(folder)])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "zerogap.watchdog.pump", str(folder)])
 
 
 def _write_private(path: Path, text: str) -> None:
     """Write a file that only its owner may read: a command line can hold secrets."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "w") as file:
-        file.write(text)
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}; give another folder with --dir") from None
 
 
 def watch_command(

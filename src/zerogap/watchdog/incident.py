@@ -35,7 +35,7 @@ def check_launch(argv: Sequence[str]) -> dict[str, Any] | None:
 
 
 def _ask_check(arguments: Sequence[str]) -> dict[str, Any] | None:
-    command = [sys.executable, "-m", "zerogap", "check", "--json", *arguments]
+    command = [sys.executable, "-P", "-m", "zerogap", "check", "--json", *arguments]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=CHECK_S, check=False)
         answer = json.loads(done.stdout)

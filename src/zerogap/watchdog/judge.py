@@ -46,7 +46,7 @@ def check(seen: Seen, now: float) -> Verdict | None:
 
 def _dead_process(seen: Seen, now: float) -> Verdict | None:
     for item in seen.exits:
-        if item.by_log or item.role == "helper":
+        if item.by_log or item.role in ("helper", "ray"):
             continue
         limit = _patience(seen, item, now)
         if limit is None or now - item.at < limit:
@@ -95,6 +95,8 @@ def _patience(seen: Seen, item: Exit, now: float) -> float | None:
         elif item.abnormal or failing or refused:
             limit = budgets.exit_s if failing else budgets.busy_exit_s
         return max(limit, budgets.recover_s) if limit is not None and seen.fault_tolerant else limit
+    if item.role == "engine-child":  # an engine starts compilers and shells, too: those are young
+        return budgets.exit_s if item.abnormal and item.age_s >= 10 and (failing or refused or named) else None
     # Sandboxes and compilers come and go with any status. Anyone else counts while the run starts, or with an age.
     if named and (failing or quiet >= budgets.exit_s) and (not seen.worked or item.age_s >= 5):
         return budgets.exit_s if not seen.worked or item.abnormal else None

@@ -173,7 +173,7 @@ class EngineWatch:
             return self._failed("socket", f"connection failed: {_words(error)}", refused=True)
         except httpx.TimeoutException:
             return self._failed("socket", "no answer in time")
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, OSError, ValueError) as error:
             return self._failed("socket", f"connection broken: {_words(error)}")
 
     def _ask(self, client: httpx.Client) -> Probe:

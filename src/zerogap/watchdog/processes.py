@@ -204,9 +204,12 @@ class Tracker:
         if role == "helper" or role == "ray":
             return role
         above = next((item for item in self.alive.values() if item.pid == parent), None)
-        if pid in self._ports or (above is not None and above.role == "engine" and role == "other"):
+        if pid in self._ports:
             return "engine"
-        return role
+        below = above is not None and above.role in ("engine", "engine-child")
+        if below and role == "engine" and above is not None and above.command == command:
+            return "engine-child"  # just forked: what it will be shows when it has called exec
+        return "engine-child" if below and role == "other" else role
 
     def own_port(self, port: int) -> bool:
         """Mark the process that listens on ``port`` (and what it starts) as an engine; False if it is none of ours."""
@@ -219,7 +222,7 @@ class Tracker:
             owner.role = "engine"
             for child in self.alive.values():
                 if child.parent == pid and child.role == "other":
-                    child.role = "engine"
+                    child.role = "engine-child"
         return True
 
     def _end(self, gone: Process, now: float) -> Exit:

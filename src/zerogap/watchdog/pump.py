@@ -187,7 +187,7 @@ class Pump:
 
     def start_judge(self) -> subprocess.Popen[bytes]:
         """Start the judge beside us, in a session of its own so that Ctrl-C leaves it time to write the incident."""
-        command = [sys.executable, "-m", "zerogap.watchdog.session", str(self.folder)]
+        command = [sys.executable, "-P", "-m", "zerogap.watchdog.session", str(self.folder)]
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True)
 
     def _pass_keys(self) -> None:

@@ -21,7 +21,7 @@ from zerogap.watchdog.lint import lint
 from zerogap.watchdog.redact import redact, redact_tree
 from zerogap.watchdog.rules import RuleBook, load_rules
 from zerogap.watchdog.scan import Hit, Scanner
-from zerogap.watchdog.seen import Seen
+from zerogap.watchdog.seen import Seen, number
 
 if TYPE_CHECKING:
     from zerogap.watchdog.command import Options
@@ -113,7 +113,7 @@ def review_logs(
     book = load_rules(rules)
     scanner = Scanner(book)
     seen, last = replay(book, scanner, logs, patience)
-    last += float(seen.info.get("silence", 0))
+    last += number(seen.info.get("silence"))
     verdict = conclude(seen, last)
     if verdict is None and (seen.open_timers or seen.edges or seen.open_pairs):
         verdict = judge.check(seen, time.time())

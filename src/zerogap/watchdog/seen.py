@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from zerogap.watchdog.rules import WORK, RuleBook
 from zerogap.watchdog.scan import Hit
 from zerogap.watchdog.waits import group_edges
 
+MOST_NAMES = 1000
 KEPT = 500  # hits and exits remembered; the first of them are never dropped
 
 
@@ -119,7 +121,19 @@ class Seen:
         rule = hit.rule
         if rule.side:
             self.sides[rule.side] = hit
-        getattr(self, f"_{rule.kind}")(hit)
+        with contextlib.suppress(ValueError):  # a number that is none: someone else's text
+            getattr(self, f"_{rule.kind}")(hit)
+        for table in (
+            self._readings,
+            self._repeats,
+            self._numbers,
+            self._metrics,
+            self.edges,
+            self.open_timers,
+            self.info,
+        ):
+            while len(table) > MOST_NAMES:  # names in text that a model wrote must not fill the memory
+                table.pop(next(iter(table)))  # type: ignore[attr-defined]
 
     def _tick(self, clock: str, at: float) -> None:
         """Move a clock; a line that was read late never turns it back."""
@@ -189,11 +203,11 @@ class Seen:
 
     def _moved(self, hit: Hit) -> bool:
         """Whether a counter in the line stands elsewhere than at its last line: a line printed twice is no progress."""
-        number = "/".join(hit.fields.get(name, "") for name in ("n", "m", "of", "percent", "progress", "edge"))
+        stand = "/".join(hit.fields.get(name, "") for name in ("n", "m", "of", "percent", "progress", "edge"))
         key = (hit.rule.id, hit.source, hit.line.speaker + hit.fields.get("critic", ""))
-        if number.strip("/") and self._numbers.get(key) == number and hit.rule.clock != "token":
+        if stand.strip("/") and self._numbers.get(key) == stand and hit.rule.clock != "token":
             return False
-        self._numbers[key] = number
+        self._numbers[key] = stand
         return True
 
     def _progress(self, hit: Hit) -> None:
@@ -202,7 +216,7 @@ class Seen:
             share = hit.fields.get("progress") or hit.fields.get("percent")
             done = f"{share}%" if share else "/".join(hit.fields[n] for n in ("n", "of") if n in hit.fields)
             self.startup = f"{hit.rule.busy} {done}".strip()
-            self.startup_age = float(hit.fields.get("age") or 0)
+            self.startup_age = number(hit.fields.get("age"))
         if self._moved(hit):
             self._tick(hit.rule.clock, hit.at)
 
@@ -230,7 +244,9 @@ class Seen:
             return
         opened = self.open_pairs.pop(hit.rule.closes, None)
         if opened is not None:
-            self.pair_spans.setdefault(hit.rule.closes, []).append(moment(hit) - moment(opened))
+            spans = self.pair_spans.setdefault(hit.rule.closes, [])
+            spans.append(moment(hit) - moment(opened))
+            del spans[:-100]
 
     def _wait(self, hit: Hit) -> None:
         edges = list(hit.rule.waits)
@@ -328,6 +344,14 @@ class Seen:
     def gpu_error(self, at: float, text: str) -> None:
         """Take in an XID or ECC error that the driver reported."""
         self.facts.append(Evidence(at, "nvml", text, "gpu-hardware-error"))
+
+
+def number(text: str | None) -> float:
+    """Return the number in a captured text, 0 for anything else."""
+    try:
+        return float(text or 0)
+    except ValueError:
+        return 0.0
 
 
 def moment(hit: Hit) -> float:

@@ -18,8 +18,10 @@ from zerogap.watchdog.collect import Collector, alive, load
 from zerogap.watchdog.events import Verdict
 from zerogap.watchdog.machine import scheduler
 from zerogap.watchdog.processes import read_stat
+from zerogap.watchdog.seen import number
 
 TICK_S = 0.2
+MOST_FAILURES = 50  # turns in a row that may fail before the judge gives up
 
 
 class Session(Collector):
@@ -34,8 +36,16 @@ class Session(Collector):
 
     def loop(self) -> Verdict | None:
         """Watch until the run ends or is stopped; return the verdict, None for a run that ended well."""
+        failures = 0
         while True:
-            self.turn()
+            try:
+                self.turn()
+                failures = 0
+            except Exception as error:  # one line or one process that we misread must not end the watch
+                failures += 1
+                self.record("judge-error", f"{type(error).__name__}: {error}")
+                if failures >= MOST_FAILURES:
+                    raise
             now = time.time()
             if self.end is not None:
                 return self._finish()
@@ -80,7 +90,7 @@ class Session(Collector):
 
     def _stacks_before_suicide(self, now: float) -> None:
         """Take the stacks at 80 % of the engine's own watchdog time, after which there is nothing left to look at."""
-        limit = float(self.seen.info.get("watchdog_timeout", 0) or 0)
+        limit = number(self.seen.info.get("watchdog_timeout"))
         quiet = now - max(self.seen.hard_at, self.seen.talked_at)
         if limit and quiet >= 0.8 * limit and not self._stacked and self.seen.phases.needs_engine:
             self._stacked = True
@@ -113,6 +123,10 @@ def open_run(folder: Path, first: bool = False) -> Session:
 def main() -> int:
     """Judge the run of the folder named on the command line."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        # A scheduler signals every process of the job; the judge stays to write down what happened and ends with the
+        # run. A handler, not SIG_IGN, which the programs that the judge starts would inherit.
+        signal.signal(signum, lambda *_: None)
     try:
         session = open_run(Path(sys.argv[1]), first=True)
     except ZerogapError as error:
