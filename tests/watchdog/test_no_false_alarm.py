@@ -210,3 +210,37 @@ def test_one_bad_step_is_skipped_two_in_a_row_are_a_verdict():
     world.say("step 2: {'train/loss': nan}", "step 3: {'train/loss': nan}")
     world.sleep(2)
     assert world.verdicts[0].cause == "non-finite-loss"
+
+
+def test_a_heartbeat_that_stops_is_a_stall():
+    world = World()
+    world.seen.heartbeat_at = world.now
+    world.sleep(200)
+    world.seen.heartbeat_at = world.now
+    world.sleep(290)
+    assert world.verdicts == []
+    world.sleep(30)
+    assert world.verdicts[0].cause == "heartbeat-stopped"
+
+
+def test_an_engines_short_lived_children_are_not_the_engine():
+    world = World()
+    world.say("The server is fired up and ready to roll!", "step 0: {'train/loss': 0.1}", "Timer rollout start")
+    for status, age in ((1, 0.1), (-9, 3.0), (1, 8.0)):
+        world.seen.exit(Exit(world.now, 99, "sh", "engine-child", status, age_s=age))
+        world.say("Decode batch. #running-req: 12, #token: 4096")
+        world.sleep(30)
+    assert world.verdicts == []
+
+
+def test_numbers_that_are_none_and_endless_names_do_no_harm():
+    world = World(processes=False)
+    world.say("gpu_util=[1.2.3, 4]", "server_args=ServerArgs(watchdog_timeout=3.0.0.1)", "(nothing for 99 s)")
+    for number in range(3000):
+        world.say(
+            f'POST /generate 400 "body {number}"',
+            f"phase=p{number} begin",
+            f"group g: joined={{a{number}}} missing={{b{number}}}",
+        )
+    assert len(world.seen.edges) <= 1001
+    assert len(world.seen.open_timers) <= 1001

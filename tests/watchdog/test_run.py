@@ -6,7 +6,9 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import psutil
@@ -279,3 +281,56 @@ def test_a_cause_within_a_flood_is_found_when_it_matters(tmp_path):
         incident = run.incident()
     assert incident["verdict"]["cause"] == "out-of-memory-gpu"
     assert incident["log"]["unread_bytes"] == 0
+
+
+def test_a_schedulers_sigterm_is_a_preemption_and_no_failure(tmp_path):
+    with Running(tmp_path, ["sh", "-c", "echo up; exec sleep 3600"], env=environment(SLURM_JOB_ID="42")) as run:
+        run.wait_for("up")
+        time.sleep(1.0)
+        run.process.send_signal(signal.SIGTERM)
+        assert run.wait(20) == 143
+        assert run.incident()["verdict"]["verdict"] == "preempted"
+        assert run.incident()["verdict"]["cause"] == "preempted-slurm"
+
+
+def test_a_users_folder_cannot_shadow_the_watchdogs_modules(tmp_path):
+    for name in ("queue", "signal", "json", "zerogap"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('shadowed')\n")
+    code = "from zerogap.cli import main; main()"
+    line = [sys.executable, "-P", "-c", code, "run", "--", "echo", "fine"]
+    done = subprocess.run(line, capture_output=True, text=True, env=environment(), cwd=tmp_path, timeout=30)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")
+
+
+def test_a_notification_is_sent(tmp_path):
+    pytest.importorskip("apprise")
+    received = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            received.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *arguments):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"json://127.0.0.1:{server.server_port}"
+    with Running(tmp_path, ["sh", "-c", "echo 'ValueError: broken'; exit 1"], "--notify", url) as run:
+        assert run.wait(30) == 1
+    server.shutdown()
+    assert received
+    assert b"failed-to-start (python-exception)" in received[0]
+
+
+@pytest.mark.parametrize("url", ["nonsense", "jsom://127.0.0.1"])
+def test_an_address_that_cannot_be_notified_is_refused_beforehand(tmp_path, url):
+    done = subprocess.run(
+        zerogap_command("run", "--notify", url, "--", "true"),
+        capture_output=True, text=True, env=environment(), cwd=tmp_path, timeout=30,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "--notify" in done.stderr
+    assert not list(tmp_path.iterdir())

@@ -191,7 +191,7 @@ class Collector:
             watch.may_generate = not resting
 
     def _ours(self, probe: Probe) -> bool:
-        """Whether a probe tells something of this run: an address that only a log names must be one of its processes'."""
+        """Whether a probe tells something of this run: an address of a log must belong to one of its processes."""
         watch = self.engines[probe.url]
         if not watch.trusted and probe.ok and self.tracker.own_port(int(probe.url.rsplit(":", 1)[1])):
             watch.trusted = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from dataclasses import replace
+from typing import Any
 
 from zerogap.watchdog.budgets import Budgets
 from zerogap.watchdog.events import Activity, Evidence, Exit, Probe
@@ -123,7 +124,7 @@ class Seen:
             self.sides[rule.side] = hit
         with contextlib.suppress(ValueError):  # a number that is none: someone else's text
             getattr(self, f"_{rule.kind}")(hit)
-        for table in (
+        tables: tuple[dict[Any, Any], ...] = (
             self._readings,
             self._repeats,
             self._numbers,
@@ -131,9 +132,10 @@ class Seen:
             self.edges,
             self.open_timers,
             self.info,
-        ):
+        )
+        for table in tables:
             while len(table) > MOST_NAMES:  # names in text that a model wrote must not fill the memory
-                table.pop(next(iter(table)))  # type: ignore[attr-defined]
+                table.pop(next(iter(table)))
 
     def _tick(self, clock: str, at: float) -> None:
         """Move a clock; a line that was read late never turns it back."""

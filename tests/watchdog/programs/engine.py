@@ -7,6 +7,8 @@ POST /fault {"mode": "503" | "dead-generate" | "reset" | "hang"} breaks it; the 
 
 import argparse
 import json
+import os
+import signal
 import socket
 import struct
 import sys
@@ -108,6 +110,7 @@ class Server(ThreadingHTTPServer):
         pass
 
 
+signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 time.sleep(options.start_delay)
 server = Server(("127.0.0.1", options.port), Handler)
 print(f"INFO:     Uvicorn running on http://127.0.0.1:{options.port} (Press CTRL+C to quit)", flush=True)
