@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from zerogap.errors import UsageError
 from zerogap.watchdog.budgets import Budgets
-from zerogap.watchdog.lint import flag, lint, restarts_engines
+from zerogap.watchdog.lint import flag, lint, restarts_engines, works_elsewhere
 from zerogap.watchdog.machine import Gpus, OomCounter, oom_files
 from zerogap.watchdog.metrics import backend_down, non_finite, parse_metrics
 from zerogap.watchdog.phases import Phases
@@ -139,6 +139,16 @@ def test_lint_reads_the_last_flag_and_looks_into_shells():
     assert not lint(["python3", "train.py"])
     assert restarts_engines(base)
     assert flag(["--a", "--b", "1"], "--a") == ""
+
+
+def test_commands_that_work_elsewhere():
+    for line in (
+        ["ssh", "node", "train"],
+        ["/usr/bin/docker", "run", "x"],
+        ["bash", "-c", "ray job submit -- python x"],
+    ):
+        assert works_elsewhere(line)
+    assert not works_elsewhere(["python", "train.py", "--name", "x"])
 
 
 def test_oom_counters_of_both_cgroup_versions(tmp_path):

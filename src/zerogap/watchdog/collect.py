@@ -17,7 +17,7 @@ from zerogap.watchdog.events import Activity, Exit, Probe
 from zerogap.watchdog.follow import Follower
 from zerogap.watchdog.intake import Intake
 from zerogap.watchdog.lines import parse_line
-from zerogap.watchdog.lint import lint, restarts_engines
+from zerogap.watchdog.lint import lint, restarts_engines, works_elsewhere
 from zerogap.watchdog.machine import Gpus, OomCounter
 from zerogap.watchdog.probes import Counted, EngineWatch, is_own, parse_url
 from zerogap.watchdog.processes import Tracker, command_line, orphan_engines, read_stat
@@ -70,7 +70,7 @@ class Collector:
             log = local_log(job.submission_id)
             if log is not None:
                 self.sources[log.name] = Follower(log)
-        self.processes = bool(roots or marks or self.ray)
+        self.processes = bool(roots or marks or self.ray) and not works_elsewhere(run.get("argv", []))
         self.seen = Seen(
             self.book, now, budgets, processes=self.processes, fault_tolerant=restarts_engines(run.get("argv", []))
         )
@@ -160,8 +160,6 @@ class Collector:
         """Collect everything that is new."""
         now = time.time()
         self._read(now)
-        if self._due("processes", now, max(0.5, 150 * self.tracker.cost_s)):
-            self._look_at_processes(now)
         if self.pump:
             self._read_pump(now)
         while True:
@@ -173,13 +171,17 @@ class Collector:
                 if not self._ours(item):
                     continue
                 self.seen.probe(item)
-                self.alarmed |= not item.ok
+                if not item.ok:
+                    self.alarmed = True
+                    self._next["processes"] = 0.0  # whoever died is named before the probe is judged
                 if item.ok:
                     port = int(item.url.rsplit(":", 1)[1])
                     if is_own(item.url) and self._due(f"port {port}", now, 30.0) and not self.tracker.own_port(port):
                         self._next[f"port {port}"] = now + 2.0  # its process may not be known yet
             else:
                 self.seen.counted(item.at, item.tokens, item.requests)
+        if self._due("processes", now, min(1.0, max(0.5, 150 * self.tracker.cost_s))):
+            self._look_at_processes(now)
         if self._due("machine", now, 1.0):
             self._look_at_machine(now)
         if self.ray is not None and self._due("ray", now, 1.0):
@@ -280,7 +282,7 @@ class Collector:
                 for watch in self.engines.values():
                     watch.now()
                 self._next["machine"] = 0.0
-        if not self.pump and self.processes and not self.tracker.living() and not self.ray:
+        if self.run.get("roots") and not self.tracker.living() and not self.ray:
             roots = [item for item in ends if [item.pid] == [root[0] for root in self.run.get("roots", [])][:1]]
             status = roots[0].status if roots else None
             self.end = self.end or Exit(now, 0, "the watched process", "trainer", status)

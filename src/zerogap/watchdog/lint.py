@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
+WRAPPERS = frozenset({"ssh", "docker", "podman", "nerdctl", "kubectl", "oc", "srun", "sbatch", "pdsh", "sky", "modal"})
 FIRST_WAIT_S = 60.0  # a cold compile answers 503 for longer than the first check waits
 
 
@@ -32,6 +34,13 @@ def flag(line: Sequence[str], name: str) -> str | None:
         elif word.startswith(f"{name}="):
             value = word.partition("=")[2]
     return value
+
+
+def works_elsewhere(argv: Sequence[str]) -> bool:
+    """Whether the command only starts work elsewhere, so that a quiet CPU here says nothing about it."""
+    line = words(argv)
+    names = {Path(word).name for word in line[:8]}
+    return bool(names & WRAPPERS) or "job submit" in " ".join(line[:12])
 
 
 def lint(argv: Sequence[str]) -> list[str]:
