@@ -1,0 +1,1 @@
+"""One decoder definition for engine and trainer, and its Hugging Face checkpoints."""

@@ -1,0 +1,173 @@
+"""The decoder of Qwen3 dense, Qwen2/2.5 and Llama/SmolLM2: one definition for engine, trainer and oracle.
+
+Parameters carry the names of the Hugging Face checkpoints. Every named op's output passes through ``hooks``, which is
+how row digests are taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from zerogap.models.config import ModelConfig
+from zerogap.models.rope import TABLE_BLOCK
+from zerogap.models.rows import Rows
+from zerogap.ops import portable as ops
+
+# (layer, op, rows) -> rows; layer -1 is the embedding, layer num_layers the final norm.
+Hook = Callable[[int, str, Tensor], Tensor]
+
+
+class KVCache(Protocol):
+    """Takes the keys and values of the rows at hand and returns all that they may attend to."""
+
+    def update(self, layer: int, k_RGD: Tensor, v_RGD: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Store [R, G, D] keys and values of a layer; return [slots, G, D] ones."""
+        ...
+
+
+class Decoder(nn.Module):
+    """Maps rows of tokens to hidden rows, by the row law."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype = torch.float32):
+        super().__init__()
+        self.config = config
+        self.dtype = dtype
+        self.gradient_checkpointing = False
+        self.model = _Body(config)
+        self.lm_head = None if config.tie_embeddings else _Linear(config.hidden_size, config.vocab_size)
+        self.to(dtype)
+
+    @property
+    def lm_head_weight(self) -> Tensor:
+        """Weight of the LM head [V, K]: the embedding's, if tied."""
+        return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+
+    def hidden(self, rows: Rows, cache: KVCache, hooks: Sequence[Hook] = ()) -> Tensor:
+        """Return the rows after the final norm, [R, K]."""
+
+        def emit(layer: int, op: str, x: Tensor) -> Tensor:
+            for hook in hooks:
+                x = hook(layer, op, x)
+            return x
+
+        angles = self._angles(rows.positions_R)
+        x_RK = emit(-1, "embedding", self.model.embed_tokens(rows.tokens_R))
+        for index, layer in enumerate(self.model.layers):
+            if self.gradient_checkpointing and torch.is_grad_enabled():
+                x_RK = checkpoint(layer, index, x_RK, rows, cache, angles, emit, use_reentrant=False)
+            else:
+                x_RK = layer(index, x_RK, rows, cache, angles, emit)
+        return emit(self.config.num_layers, "final_norm", self.model.norm(x_RK))
+
+    def logits(self, hidden_RK: Tensor) -> Tensor:
+        """Return the logits of hidden rows, [R, V]."""
+        return ops.linear(hidden_RK, self.lm_head_weight)
+
+    def _angles(self, positions_R: Tensor) -> tuple[Tensor, Tensor]:
+        """Look up cosines and sines [R, D/2] of absolute positions."""
+        blocks = range(int(positions_R.max()) // TABLE_BLOCK + 1)
+        tables = [self.config.rope.table(block) for block in blocks]
+        cos, sin = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*tables, strict=True))
+        return cos[positions_R].to(self.dtype), sin[positions_R].to(self.dtype)
+
+
+Emit = Callable[[int, str, Tensor], Tensor]
+Angles = tuple[Tensor, Tensor]
+
+
+class _Body(nn.Module):
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.embed_tokens = _Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(_Layer(config) for _ in range(config.num_layers))
+        self.norm = _Norm(config.hidden_size, config.rms_norm_eps)
+
+
+class _Layer(nn.Module):
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.input_layernorm = _Norm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = _Attention(config)
+        self.post_attention_layernorm = _Norm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = _MLP(config)
+
+    def forward(self, index: int, x_RK: Tensor, rows: Rows, cache: KVCache, angles: Angles, emit: Emit) -> Tensor:
+        normal = emit(index, "attn_norm", self.input_layernorm(x_RK))
+        x_RK = emit(index, "attn_residual", x_RK + self.self_attn(index, normal, rows, cache, angles, emit))
+        normal = emit(index, "mlp_norm", self.post_attention_layernorm(x_RK))
+        return emit(index, "mlp_residual", x_RK + self.mlp(index, normal, emit))
+
+
+class _Attention(nn.Module):
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        width, kv_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        self.q_proj = _Linear(config.hidden_size, width, config.qkv_bias)
+        self.k_proj = _Linear(config.hidden_size, kv_width, config.qkv_bias)
+        self.v_proj = _Linear(config.hidden_size, kv_width, config.qkv_bias)
+        self.o_proj = _Linear(width, config.hidden_size, config.o_bias, ops.segment_count(width, unit=self.head_dim))
+        self.q_norm = _Norm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = _Norm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
+
+    def forward(self, index: int, x_RK: Tensor, rows: Rows, cache: KVCache, angles: Angles, emit: Emit) -> Tensor:
+        q_RHD = emit(index, "q_proj", self.q_proj(x_RK)).unflatten(1, (self.heads, self.head_dim))
+        k_RGD = emit(index, "k_proj", self.k_proj(x_RK)).unflatten(1, (self.kv_heads, self.head_dim))
+        v_RGD = emit(index, "v_proj", self.v_proj(x_RK)).unflatten(1, (self.kv_heads, self.head_dim))
+        if self.q_norm is not None and self.k_norm is not None:
+            q_RHD = emit(index, "q_norm", self.q_norm(q_RHD))
+            k_RGD = emit(index, "k_norm", self.k_norm(k_RGD))
+        q_RHD = emit(index, "q_rotary", ops.rotary(q_RHD, *angles))
+        k_RGD = emit(index, "k_rotary", ops.rotary(k_RGD, *angles))
+        keys, values = cache.update(index, k_RGD, v_RGD, rows)
+        out_RHD = emit(index, "attention", ops.attention(q_RHD, keys, values, rows.plan, self.head_dim**-0.5))
+        return emit(index, "o_proj", self.o_proj(out_RHD.flatten(1)))
+
+
+class _MLP(nn.Module):
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        hidden, inner = config.hidden_size, config.intermediate_size
+        self.gate_proj = _Linear(hidden, inner, config.mlp_bias)
+        self.up_proj = _Linear(hidden, inner, config.mlp_bias)
+        self.down_proj = _Linear(inner, hidden, config.mlp_bias, ops.segment_count(inner))
+
+    def forward(self, index: int, x_RK: Tensor, emit: Emit) -> Tensor:
+        gate_RI = emit(index, "gate_proj", self.gate_proj(x_RK))
+        up_RI = emit(index, "up_proj", self.up_proj(x_RK))
+        return emit(index, "down_proj", self.down_proj(emit(index, "silu_mul", ops.silu_mul(gate_RI, up_RI))))
+
+
+class _Embedding(nn.Module):
+    def __init__(self, vocab_size: int, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab_size, width))
+
+    def forward(self, ids_R: Tensor) -> Tensor:
+        return ops.embedding(ids_R, self.weight)
+
+
+class _Linear(nn.Module):
+    def __init__(self, in_features: int, out_features: int, bias: bool = False, segments: int = 1):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+        self.segments = segments
+
+    def forward(self, x_RK: Tensor) -> Tensor:
+        return ops.linear(x_RK, self.weight, self.bias, self.segments)
+
+
+class _Norm(nn.Module):
+    def __init__(self, width: int, eps: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.rms_norm(x, self.weight, self.eps)

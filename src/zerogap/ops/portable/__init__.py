@@ -1,0 +1,30 @@
+"""The portable backend: plain torch on fixed tiles, float32 or float64.
+
+The same functions run in float64 as the oracle. Each forward keeps the row law; each backward is an ordinary,
+repeatable one.
+"""
+
+from zerogap.ops.portable.attention import AttentionPlan, Chunk, attention
+from zerogap.ops.portable.linear import linear, segment_count
+from zerogap.ops.portable.logprob import TokenLogprobs, token_logprobs
+from zerogap.ops.portable.norm import embedding, rms_norm, rotary, silu_mul
+from zerogap.ops.portable.sampling import LogDistribution, SamplerRows, draw, log_distribution, uniform
+
+__all__ = [
+    "AttentionPlan",
+    "Chunk",
+    "LogDistribution",
+    "SamplerRows",
+    "TokenLogprobs",
+    "attention",
+    "draw",
+    "embedding",
+    "linear",
+    "log_distribution",
+    "rms_norm",
+    "rotary",
+    "segment_count",
+    "silu_mul",
+    "token_logprobs",
+    "uniform",
+]

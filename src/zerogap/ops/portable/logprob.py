@@ -1,0 +1,87 @@
+"""Log-probs of given tokens, fused with the LM head: the [rows, vocabulary] table of all rows never exists."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zerogap.ops.portable.linear import _tiled_product
+from zerogap.ops.portable.sampling import LogDistribution, SamplerRows, log_distribution
+
+_ROWS_AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Log-prob [R] (differentiable) and entropy [R] (not) of each row, and the kept sets if they were asked for."""
+
+    logprob_R: Tensor
+    entropy_R: Tensor
+    kept: tuple[Tensor | None, ...] | None = None
+
+
+def token_logprobs(
+    hidden_RK: Tensor, lm_head_VK: Tensor, target_R: Tensor, settings: SamplerRows, want_kept: bool = False
+) -> TokenLogprobs:
+    """Return the log-prob of ``target_R`` under each row's distribution, as the engine would have recorded it.
+
+    Args:
+        hidden_RK: hidden rows after the final norm [R, K].
+        lm_head_VK: weight of the LM head [V, K].
+        target_R: token ids [R].
+        settings: each row's sampler settings; a log-prob is -inf where the kept set lacks the token.
+        want_kept: also return the kept sets, for replay under later weights.
+    """
+    kept: list[Tensor | None] | None = [] if want_kept else None
+    logprob_R, entropy_R = _TokenLogprobs.apply(hidden_RK, lm_head_VK, target_R, settings, kept)
+    return TokenLogprobs(logprob_R, entropy_R, None if kept is None else tuple(kept))
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_RK: Tensor,
+        lm_head_VK: Tensor,
+        target_R: Tensor,
+        settings: SamplerRows,
+        kept: list[Tensor | None] | None,
+    ) -> tuple[Tensor, Tensor]:
+        logprob_R, entropy_R = (hidden_RK.new_empty(len(hidden_RK)) for _ in range(2))
+        for rows in _chunks(len(hidden_RK)):
+            distribution = _distribution(hidden_RK, lm_head_VK, settings, rows)
+            logprob_R[rows] = distribution.logprobs_of(target_R[rows])
+            entropy_R[rows] = distribution.entropy_R
+            if kept is not None:
+                kept.extend(distribution.kept_sets())
+        ctx.save_for_backward(hidden_RK, lm_head_VK, target_R)
+        ctx.settings = settings
+        ctx.mark_non_differentiable(entropy_R)
+        return logprob_R, entropy_R
+
+    @staticmethod
+    def backward(ctx: Any, grad_R: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        hidden_RK, lm_head_VK, target_R = ctx.saved_tensors
+        temperature_R = ctx.settings.temperature_R
+        slope_R = grad_R / torch.where(temperature_R == 0, 1.0, temperature_R).to(grad_R.dtype)
+        grad_hidden = torch.empty_like(hidden_RK)
+        grad_head = torch.zeros_like(lm_head_VK)
+        for rows in _chunks(len(hidden_RK)):
+            distribution = _distribution(hidden_RK, lm_head_VK, ctx.settings, rows)
+            slope = slope_R[rows].unsqueeze(1)
+            grad_logits = distribution.weights_RV.mul_(-slope / distribution.total_R.unsqueeze(1))
+            grad_logits.scatter_add_(1, target_R[rows].unsqueeze(1), slope)
+            grad_hidden[rows] = grad_logits @ lm_head_VK
+            grad_head.addmm_(grad_logits.T, hidden_RK[rows])
+        return grad_hidden, grad_head, None, None, None
+
+
+def _chunks(rows: int) -> list[slice]:
+    return [slice(start, min(start + _ROWS_AT_ONCE, rows)) for start in range(0, rows, _ROWS_AT_ONCE)]
+
+
+def _distribution(hidden_RK: Tensor, lm_head_VK: Tensor, settings: SamplerRows, rows: slice) -> LogDistribution:
+    return log_distribution(_tiled_product(hidden_RK[rows], lm_head_VK, segments=1), settings[rows])

@@ -1,0 +1,237 @@
+"""How much memory a run needs, from its configuration and the model's shape, and how much there is."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+from zerogap.errors import UsageError
+from zerogap.rl.config import Config
+
+_BASE = (
+    350 * 2**20
+)  # interpreter and libraries, resident before any tensor: 260 MiB measured, and the allocator's slack
+_REWARD_WORKER = 45 * 2**20  # a bare worker; what the reward function imports comes on top
+_LM_HEAD_ROWS = 64  # rows whose logits exist at once (ops.portable.logprob)
+_WORD = 4  # bytes of a float32
+
+
+class Shape(Protocol):
+    """The sizes of a decoder (``zerogap.models.ModelConfig`` has them)."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding table."""
+        ...
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the residual stream."""
+        ...
+
+    @property
+    def intermediate_size(self) -> int:
+        """Inner width of the MLP."""
+        ...
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        ...
+
+    @property
+    def num_heads(self) -> int:
+        """Query heads."""
+        ...
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Key and value heads."""
+        ...
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head."""
+        ...
+
+    @property
+    def tie_embeddings(self) -> bool:
+        """Whether the LM head is the embedding table."""
+        ...
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes by what they are for.
+
+    Attributes:
+        weights: the trainer's weights.
+        engine_weights: the engine's copy.
+        gradients: one per weight.
+        optimiser: AdamW's two moments.
+        kv_cache: the engine's keys and values.
+        activations: what the backward pass of one micro-batch keeps.
+        lm_head: logits of one chunk of rows and the head's gradient before it is added.
+        engine_step: activations and logits of one engine step; not at the same time as the two before.
+        processes: this process before any tensor, and the reward workers.
+    """
+
+    weights: int
+    engine_weights: int
+    gradients: int
+    optimiser: int
+    kv_cache: int
+    activations: int
+    lm_head: int
+    engine_step: int
+    processes: int
+
+    @property
+    def total(self) -> int:
+        """Peak in bytes: training and rollout take turns, the rest stays."""
+        stays = self.weights + self.engine_weights + self.gradients + self.optimiser + self.kv_cache + self.processes
+        return stays + max(self.activations + self.lm_head, self.engine_step)
+
+    def parts(self) -> str:
+        """Return the parts in words, largest first."""
+        names = {
+            "weights": self.weights,
+            "engine weights": self.engine_weights,
+            "gradients": self.gradients,
+            "AdamW": self.optimiser,
+            "KV cache": self.kv_cache,
+            "activations": self.activations + self.lm_head,
+            "engine step": self.engine_step,
+            "processes": self.processes,
+        }
+        ordered = sorted(names.items(), key=lambda item: -item[1])
+        return ", ".join(f"{name} {gib(size)}" for name, size in ordered)
+
+
+def parameter_count(shape: Shape) -> int:
+    """Return the number of weights, without the few of norms and biases."""
+    queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    layer = shape.hidden_size * (2 * queries + 2 * keys + 3 * shape.intermediate_size)
+    tables = 1 if shape.tie_embeddings else 2
+    return shape.num_layers * layer + tables * shape.vocab_size * shape.hidden_size
+
+
+def estimate_memory(config: Config, shape: Shape, longest_sequence: int) -> MemoryEstimate:
+    """Return the memory that a run needs at its peak; measured peaks lay 5 to 25 % below it.
+
+    Args:
+        config: the run.
+        shape: the model.
+        longest_sequence: prompt plus completion at most, tokens.
+    """
+    parameters = parameter_count(shape) * _WORD
+    queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    # Tensors that the backward pass of one layer needs: both residuals and both norms' outputs; queries and keys
+    # before their norm and after the rotation, values, attention output; gate, up and their product.
+    layer_row = _WORD * (4 * shape.hidden_size + 3 * queries + 3 * keys + 3 * shape.intermediate_size)
+    stream_row = _WORD * shape.hidden_size
+    sequences = config.rollout.prompts_per_step * config.rollout.samples_per_prompt
+    rows = min(max(config.train.tokens_per_micro_batch, longest_sequence), sequences * longest_sequence)
+    if config.train.gradient_checkpointing:
+        activations = rows * (shape.num_layers * stream_row + 2 * layer_row)
+    else:
+        activations = rows * (shape.num_layers + 1) * layer_row
+    head = _WORD * shape.vocab_size * shape.hidden_size
+    page = 2 * shape.num_layers * keys * config.engine.page_size * _WORD
+    kv_cache = config.engine.kv_bytes if config.engine.num_pages is None else config.engine.num_pages * page
+    engine_rows = config.engine.max_rows_per_step
+    decoding = min(config.engine.max_sequences, engine_rows)
+    return MemoryEstimate(
+        weights=parameters,
+        engine_weights=parameters,
+        gradients=parameters,
+        optimiser=2 * parameters,
+        kv_cache=kv_cache,
+        activations=activations,
+        lm_head=4 * _LM_HEAD_ROWS * shape.vocab_size * _WORD + 2 * head,
+        engine_step=engine_rows * layer_row + 6 * decoding * shape.vocab_size * _WORD,
+        processes=_BASE + config.reward.workers * _REWARD_WORKER,
+    )
+
+
+def available_memory(cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
+    """Return the bytes this process may still use: the machine's available memory, or less where something limits it.
+
+    Limits are cgroups and ``ulimit -v``. Page cache that the kernel can drop counts as available.
+    """
+    limits = [limit for folder in _own_cgroups(cgroups, own) if (limit := _cgroup_room(folder)) is not None]
+    address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if address_space != resource.RLIM_INFINITY:
+        limits.append(address_space - psutil.Process().memory_info().vms)
+    return max(0, min([psutil.virtual_memory().available, *limits]))
+
+
+def require_memory(estimate: MemoryEstimate, available: int, held: int = 0) -> None:
+    """Refuse a run that cannot fit.
+
+    Args:
+        estimate: what the run needs.
+        available: bytes that may still be used.
+        held: bytes of the estimate that this process already has (its resident memory).
+
+    Raises:
+        UsageError: one line with the numbers and what would lower them.
+    """
+    need = max(0, estimate.total - held)
+    if need <= available:
+        return
+    levers = []
+    if estimate.kv_cache >= need // 4:
+        levers.append("engine.kv_bytes (or engine.num_pages)")
+    if estimate.activations >= need // 8:
+        levers.append("train.tokens_per_micro_batch (or set train.gradient_checkpointing = true)")
+    if estimate.engine_step > estimate.activations + estimate.lm_head:
+        levers.append("engine.max_sequences or engine.max_rows_per_step")
+    advice = f"lower {' and '.join(levers)}" if levers else "take a smaller model or a machine with more memory"
+    raise UsageError(
+        f"memory: the run needs {gib(need)} more and {gib(available)} is available "
+        f"(in all {gib(estimate.total)}: {estimate.parts()}); {advice}"
+    )
+
+
+def gib(size: int) -> str:
+    """Return bytes as ``1.25 GiB``."""
+    return f"{size / 2**30:.2f} GiB"
+
+
+def _own_cgroups(root: Path, own: Path) -> Iterator[Path]:
+    """Yield the memory cgroups (v2 or v1) of this process, from its own up to the root."""
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        lines = ["0::/"]
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        base = root / "memory" if controllers else root
+        parts = [part for part in path.split("/") if part and part != ".."]
+        for length in range(len(parts), -1, -1):
+            yield base.joinpath(*parts[:length])
+
+
+def _cgroup_room(folder: Path) -> int | None:
+    """Return limit - use + what the kernel can drop, or None without a limit."""
+    for limit_name, use_name, inactive in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        try:
+            limit, use = (folder / limit_name).read_text().strip(), int((folder / use_name).read_text())
+            if limit == "max":
+                return None
+            statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            return int(limit) - use + int(statistics.get(inactive, 0))
+        except (OSError, ValueError):
+            continue
+    return None

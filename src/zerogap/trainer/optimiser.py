@@ -1,0 +1,225 @@
+"""AdamW with a schedule and a gradient norm whose bits do not depend on the thread count."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from zerogap.errors import UsageError, ZerogapError, nearest
+
+Schedule = Literal["constant", "linear", "cosine"]
+
+_NORM_CHUNK = 1 << 20
+_NORM_BLOCK = 4096
+
+
+@dataclass(frozen=True)
+class OptimiserSettings:
+    """AdamW (arXiv 1711.05101), its schedule and clipping.
+
+    Attributes:
+        learning_rate: the highest of the schedule.
+        beta1: decay of the gradient's running mean, in [0, 1).
+        beta2: decay of its running square, in [0, 1).
+        epsilon: added to the root in the denominator.
+        weight_decay: decoupled decay of matrices; norms and biases are never decayed.
+        schedule: what follows the warm-up: ``constant``, ``linear`` or ``cosine`` down to ``final_share``.
+        warmup_updates: updates over which the rate rises linearly; the first update already has a share of it.
+        total_updates: update at which ``linear`` and ``cosine`` arrive at ``final_share``.
+        final_share: last learning rate as a share of ``learning_rate``.
+        max_grad_norm: gradients are scaled down to this 2-norm; 0 leaves them as they are.
+
+    Raises:
+        UsageError: a value out of its range.
+    """
+
+    learning_rate: float = 1e-6
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    schedule: Schedule = "constant"
+    warmup_updates: int = 0
+    total_updates: int = 0
+    final_share: float = 0.0
+    max_grad_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        ranges = {
+            "learning_rate": 0 < self.learning_rate < math.inf,
+            "beta1": 0 <= self.beta1 < 1,
+            "beta2": 0 <= self.beta2 < 1,
+            "epsilon": 0 < self.epsilon < math.inf,
+            "weight_decay": 0 <= self.weight_decay < math.inf,
+            "warmup_updates": self.warmup_updates >= 0,
+            "final_share": 0 <= self.final_share <= 1,
+            "max_grad_norm": 0 <= self.max_grad_norm < math.inf,
+        }
+        for name, fits in ranges.items():
+            if not fits:
+                raise UsageError(f"optimiser setting {name} = {getattr(self, name)} is out of its range")
+        known = get_args(Schedule)
+        if self.schedule not in known:
+            raise UsageError(f"schedule {self.schedule!r} is none of {', '.join(known)}{nearest(self.schedule, known)}")
+        if self.schedule != "constant" and self.total_updates <= self.warmup_updates:
+            raise UsageError(
+                f"schedule {self.schedule} needs total_updates above warmup_updates, not {self.total_updates} and "
+                f"{self.warmup_updates}"
+            )
+
+
+def learning_rate(settings: OptimiserSettings, update: int) -> float:
+    """Return the learning rate of an update.
+
+    Args:
+        settings: schedule.
+        update: 0 for the first.
+    """
+    if update < settings.warmup_updates:
+        return settings.learning_rate * (update + 1) / settings.warmup_updates
+    if settings.schedule == "constant":
+        return settings.learning_rate
+    done = min(1.0, (update - settings.warmup_updates) / (settings.total_updates - settings.warmup_updates))
+    left = 1 - done if settings.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done))
+    return settings.learning_rate * (settings.final_share + (1 - settings.final_share) * left)
+
+
+def sum_of_squares(values: Tensor) -> float:
+    """Return the float64 sum of squares, by an order that depends on the number of values only.
+
+    The library's own norm splits long inputs by thread count. Here blocks of 4096 are summed one thread each, and the
+    block sums are added without rounding in between.
+
+    Args:
+        values: any shape, contiguous.
+    """
+    sums: list[float] = []
+    for chunk in values.reshape(-1).split(_NORM_CHUNK):
+        squares = chunk.double().square()
+        whole = len(squares) // _NORM_BLOCK * _NORM_BLOCK
+        if whole:
+            sums += squares[:whole].view(-1, _NORM_BLOCK).sum(1).tolist()
+        sums += squares[whole:].tolist()
+    # fsum raises on overflow and on inf - inf; squares are never negative, so a plain sum finds those.
+    return math.fsum(sums) if math.isfinite(sum(sums)) else math.nan
+
+
+@dataclass(frozen=True)
+class UpdateStats:
+    """What one update did.
+
+    Attributes:
+        grad_norm: 2-norm of all gradients before clipping; 0 if nothing was trained.
+        learning_rate: the rate it was applied with.
+        clipped: the gradients were scaled down.
+    """
+
+    grad_norm: float
+    learning_rate: float
+    clipped: bool
+
+
+class Optimiser:
+    """torch's AdamW over a model's named parameters.
+
+    ``foreach`` and ``fused`` are off: the plain loop has the smallest peak (one parameter's temporaries) and one
+    order.
+
+    Args:
+        parameters: (name, parameter) pairs, such as ``model.named_parameters()``.
+        settings: hyperparameters.
+    """
+
+    def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], settings: OptimiserSettings) -> None:
+        self.settings = settings
+        self.parameters = dict(parameters)
+        self.updates = 0
+        decayed = [parameter for parameter in self.parameters.values() if parameter.dim() >= 2]
+        undecayed = [parameter for parameter in self.parameters.values() if parameter.dim() < 2]
+        self._adamw = torch.optim.AdamW(
+            [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": undecayed, "weight_decay": 0.0}],
+            lr=settings.learning_rate,
+            betas=(settings.beta1, settings.beta2),
+            eps=settings.epsilon,
+            foreach=False,
+            fused=False,
+        )
+
+    def clear_gradients(self) -> None:
+        """Drop all gradients, giving their memory back."""
+        self._adamw.zero_grad(set_to_none=True)
+
+    def apply(self) -> UpdateStats:
+        """Clip the gradients, move the weights, drop the gradients and count the update.
+
+        Without any gradient (a batch in which every advantage is 0) the weights and moments stay, and the update
+        counts for the schedule.
+
+        Raises:
+            ZerogapError: a gradient is not finite; weights and moments are untouched.
+        """
+        rate = learning_rate(self.settings, self.updates)
+        squares = {name: sum_of_squares(p.grad) for name, p in self.parameters.items() if p.grad is not None}
+        bad = [name for name, square in squares.items() if not math.isfinite(square)]
+        if bad:
+            raise ZerogapError(
+                f"update {self.updates}: the gradient of {bad[0]} (and {len(bad) - 1} more) is not finite; "
+                "the weights are unchanged; lower the learning rate or look at the step's log-probs"
+            )
+        norm = math.sqrt(math.fsum(squares.values()))
+        limit = self.settings.max_grad_norm
+        clipped = 0 < limit < norm
+        for parameter in self.parameters.values():
+            if clipped and parameter.grad is not None:
+                parameter.grad.mul_(limit / norm)
+        for group in self._adamw.param_groups:
+            group["lr"] = rate
+        self._adamw.step()
+        self.clear_gradients()
+        self.updates += 1
+        return UpdateStats(norm, rate, clipped)
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Return the moments and counts under ``<what>.<parameter name>``; not copies."""
+        return {
+            f"{what}.{name}": tensor
+            for name, parameter in self.parameters.items()
+            for what, tensor in self._adamw.state.get(parameter, {}).items()
+        }
+
+    def restore(self, updates: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Take over the state of another optimiser of the same parameters, bit for bit.
+
+        Args:
+            updates: updates done so far.
+            tensors: pairs as in `state_tensors`; the optimiser keeps the tensors it is given.
+
+        Raises:
+            UsageError: a tensor that fits no parameter, or a parameter with half a state.
+        """
+        state: dict[str, dict[str, Tensor]] = {}
+        for full_name, tensor in tensors:
+            what, _, name = full_name.partition(".")
+            parameter = self.parameters.get(name)
+            shape = None if parameter is None else {"step": torch.Size()}.get(what, parameter.shape)
+            if what not in _MOMENTS or shape != tensor.shape:
+                raise UsageError(
+                    f"optimiser state {full_name} {list(tensor.shape)} fits no parameter of this model; "
+                    "the checkpoint belongs to another one"
+                )
+            state.setdefault(name, {})[what] = tensor
+        for name, parts in state.items():
+            if set(parts) != set(_MOMENTS):
+                raise UsageError(f"optimiser state of {name} lacks {', '.join(sorted(set(_MOMENTS) - set(parts)))}")
+        self._adamw.state.clear()
+        for name, parts in state.items():
+            self._adamw.state[self.parameters[name]] = parts
+        self.updates = updates
+
+
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")

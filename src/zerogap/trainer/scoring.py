@@ -1,0 +1,108 @@
+"""Log-probs of sampled tokens under the trainer's weights: the trainer's half of every comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from zerogap.errors import UsageError
+from zerogap.models.decoder import Decoder
+from zerogap.models.rows import PackedCache, Rows
+from zerogap.ops import portable as ops
+from zerogap.trainer.packing import KeptRows, MicroBatch, micro_batch, pack
+from zerogap.trainer.sample import TrainSequence
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What a forward says about the T trained tokens of one sequence, in their order.
+
+    Attributes:
+        logprob_T: float32 (the decoder's dtype), in nats, under the sampler settings of the sequence.
+        entropy_T: entropy in nats of the distribution that each token was drawn from.
+        kept: int32 ids of each token's kept set (None: the whole vocabulary), or None if not asked for.
+    """
+
+    logprob_T: Tensor
+    entropy_T: Tensor
+    kept: KeptRows | None = None
+
+
+def check_sequences(decoder: Decoder, sequences: Sequence[TrainSequence]) -> None:
+    """Refuse what the decoder cannot take, before any work is done.
+
+    Raises:
+        UsageError: a token id outside the vocabulary or a sequence beyond the model's context, by key.
+    """
+    vocab, context = decoder.config.vocab_size, decoder.config.max_positions
+    for sequence in sequences:
+        where = "sequence (step {}, prompt {}, sample {})".format(*sequence.key)
+        if not 0 <= min(sequence.tokens) <= max(sequence.tokens) < vocab:
+            raise UsageError(
+                f"{where} has token ids {min(sequence.tokens)} to {max(sequence.tokens)}; "
+                f"the model has 0 to {vocab - 1}"
+            )
+        if sequence.input_rows > context:
+            raise UsageError(f"{where} has {sequence.input_rows} rows; the model's context is {context}")
+
+
+def forward(decoder: Decoder, batch: MicroBatch, want_kept: bool = False) -> ops.TokenLogprobs:
+    """Run one micro-batch and score its S tokens; differentiable in the weights.
+
+    Args:
+        decoder: the model being trained.
+        batch: rows and tokens.
+        want_kept: also return the kept set of every token.
+    """
+    hidden_RK = decoder.hidden(Rows.packed(batch.tokens), PackedCache())
+    hidden_SK = hidden_RK.index_select(0, batch.scored_S)
+    return ops.token_logprobs(hidden_SK, decoder.lm_head_weight, batch.targets_S, batch.settings, want_kept=want_kept)
+
+
+def split_scores(batch: MicroBatch, result: ops.TokenLogprobs) -> list[Scored]:
+    """Cut the scores of a micro-batch into one `Scored` per member."""
+    logprobs = result.logprob_R.detach().split(batch.counts)
+    entropies = result.entropy_R.detach().split(batch.counts)
+    scored, first = [], 0
+    for logprob_T, entropy_T, count in zip(logprobs, entropies, batch.counts, strict=True):
+        kept: KeptRows | None = None
+        if result.kept is not None:
+            # Held for a whole rollout; half the bytes of the ids that the op hands out.
+            kept = tuple(ids if ids is None else ids.to(torch.int32) for ids in result.kept[first : first + count])
+        scored.append(Scored(logprob_T.clone(), entropy_T.clone(), kept))
+        first += count
+    return scored
+
+
+@torch.no_grad()
+def score(
+    decoder: Decoder,
+    sequences: Sequence[TrainSequence],
+    micro_batch_rows: int = 2048,
+    want_kept: bool = False,
+) -> list[Scored]:
+    """Score every sequence without gradient.
+
+    At the version that sampled, this is the comparison with the engine, the old log-probs and (``want_kept``) the kept
+    sets for all updates of a rollout.
+
+    Args:
+        decoder: the trainer's model.
+        sequences: any sequences; those without trained tokens get empty scores.
+        micro_batch_rows: most rows of one forward.
+        want_kept: keep the kept sets, to be replayed after the weights have moved on.
+
+    Returns:
+        One `Scored` per sequence.
+    """
+    check_sequences(decoder, sequences)
+    empty = torch.empty(0)
+    scores = [Scored(empty, empty, () if want_kept else None)] * len(sequences)
+    for members in pack([sequence.input_rows for sequence in sequences], micro_batch_rows):
+        batch = micro_batch(sequences, members)
+        for member, scored in zip(members, split_scores(batch, forward(decoder, batch, want_kept)), strict=True):
+            scores[member] = scored
+    return scores
