@@ -172,7 +172,7 @@ def test_oom_counters_of_both_cgroup_versions(tmp_path):
 class Nvml:
     """The few NVML calls that are used, of a GB10: memory unknown, utilisation known, one XID waiting."""
 
-    nvmlEventTypeXidCriticalError = 8  # noqa: N815
+    nvmlEventTypeXidCriticalError = 8
 
     def __init__(self):
         self.xids = [79]
@@ -183,27 +183,27 @@ class Nvml:
             return lambda *arguments: None
         raise AttributeError(name)
 
-    def nvmlDeviceGetCount(self):  # noqa: N802
+    def nvmlDeviceGetCount(self):
         return 1
 
-    def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802
+    def nvmlDeviceGetHandleByIndex(self, index):
         return index
 
-    def nvmlEventSetCreate(self):  # noqa: N802
+    def nvmlEventSetCreate(self):
         return "events"
 
-    def nvmlEventSetWait_v2(self, events, limit):  # noqa: N802
+    def nvmlEventSetWait_v2(self, events, limit):
         if not self.xids:
             raise RuntimeError("timeout")
         return type("Event", (), {"eventData": self.xids.pop()})
 
-    def nvmlDeviceGetTotalEccErrors(self, handle, kind, counter):  # noqa: N802
+    def nvmlDeviceGetTotalEccErrors(self, handle, kind, counter):
         return self.ecc
 
-    def nvmlDeviceGetUtilizationRates(self, handle):  # noqa: N802
+    def nvmlDeviceGetUtilizationRates(self, handle):
         return type("Rates", (), {"gpu": 96, "memory": 0})
 
-    def nvmlDeviceGetComputeRunningProcesses(self, handle):  # noqa: N802
+    def nvmlDeviceGetComputeRunningProcesses(self, handle):
         return [type("Process", (), {"pid": 8123, "usedGpuMemory": None})]
 
 
@@ -220,7 +220,7 @@ def test_gpu_faults_activity_and_holders():
 
 def test_a_machine_without_gpus_says_nothing():
     class Broken:
-        def nvmlInit(self):  # noqa: N802
+        def nvmlInit(self):
             raise RuntimeError("no driver")
 
     gpus = Gpus(Broken())

@@ -36,7 +36,10 @@ def test_the_seeds_case_is_stopped_within_five_seconds_of_the_death(tmp_path):
     death = next(entry["at"] for entry in exits if entry["kind"] == "exit")
     assert stopped - death < 5.0
     assert ended - died < 8.0  # stacks, stop, incident and check included
+    assert incident["check"]["verdict"] in ("yes", "no", "unknown")
+    assert any(item["name"] == "miles/qwen3-dense-v1" for item in incident["check"]["contracts"])
     page = (run.run / "incident.md").read_text()
+    assert "compute capability 8.0 to 9.0" in page
     assert page.startswith("# failed-to-start: attention-backend-refused")
     assert "zerogap check" in page
 
