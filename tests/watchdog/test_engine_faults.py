@@ -103,6 +103,8 @@ def check_faults(tmp_path, combinations):
     for (fault, phase, kind), (code, took, verdict) in results:
         print(f"{fault:14} {phase:15} {kind:7} {took:5.1f} s  {verdict['verdict']}: {verdict['cause']}")
         limit = STATED_S[fault] + (15.0 if phase == "update_weights" and fault not in ("sigkill", "takeover") else 0.0)
+        if fault == "sigstop" and verdict["cause"] != "engine-stopped":
+            wrong.append((fault, phase, verdict["cause"]))
         if code != 1 or verdict["verdict"] not in VERDICTS[fault] or took > limit:
             wrong.append((fault, phase, kind, code, round(took, 1), limit, verdict["verdict"], verdict["cause"]))
     assert not wrong, wrong

@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from zerogap.watchdog.stop import py_spy
+
 from .running import Running, environment, program, zerogap_command
 
 
@@ -337,3 +339,19 @@ def test_an_address_that_cannot_be_notified_is_refused_beforehand(tmp_path, url)
     assert done.returncode == 2
     assert "--notify" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_the_stack_of_a_stuck_process_is_in_the_incident(tmp_path):
+    script = (
+        "import time\n"
+        "print('AssertionError: FlashAttention v3 Backend requires SM>=80 and SM<=90.', flush=True)\n"
+        "def waits_for_ever():\n    time.sleep(3600)\n"
+        "waits_for_ever()\n"
+    )
+    path = tmp_path / "stuck.py"
+    path.write_text(script)
+    with Running(tmp_path, [sys.executable, str(path)], "--patience", "0.3") as run:
+        assert run.wait(40) == 1
+        stacks = run.incident()["stacks"]
+    (text,) = [text for name, text in stacks.items() if "stuck.py" in name]
+    assert ("waits_for_ever" in text) if py_spy() else ("py-spy is not installed" in text)

@@ -118,6 +118,7 @@ class Action:
             },
             "command": redact_argv(session.run.get("argv", [])),
             "phases": [{"phase": span.phase, "since": span.since} for span in session.seen.phases.history],
+            "last_progress": dict(session.seen.clocks),
             "machine": machine.facts(session.gpus),
             "gpu_memory_holders": session.gpus.holders(),
             "orphans": session.orphans,

@@ -272,6 +272,8 @@ class Collector:
         for process in new:
             if process.role == "engine":
                 self.seen.engine_started(now)
+        held = [item for item in self.tracker.living() if item.stopped and item.role in ("engine", "engine-child")]
+        self.seen.stopped = [f"{item.name} (pid {item.pid})" for item in held]
         for item in ends:
             if self.command and item.pid == self.command[0]:
                 continue  # its end is told by the pump

@@ -106,6 +106,8 @@ def markdown(incident: dict[str, Any]) -> str:
         lines += _section("zerogap check", check_lines(incident["check"]))
     elif verdict.get("check_command"):
         lines += ["", "## Check it yourself", "", block(verdict["check_command"])]
+    moved = sorted(incident["last_progress"].items(), key=lambda item: item[1])
+    lines += _section("Last progress", [f"{clock(at)}  {name}" for name, at in moved])
     lines += _section("Phases", [f"{clock(item['since'])}  {item['phase']}" for item in incident["phases"][-40:]])
     action = incident["action"]
     for title, key in (("Ended by SIGTERM", "terminated"), ("Ended by SIGKILL", "killed"), ("Still alive", "left")):

@@ -125,6 +125,8 @@ def _failed_probes(seen: Seen, now: float, excuse: bool = True) -> Verdict | Non
         cause = first_cause(seen)
         if not cause.known and engine.changed >= 2:
             cause = judged(seen, "port-taken-over", last.detail)
+        elif not cause.known and seen.stopped:
+            cause = judged(seen, "engine-stopped", ", ".join(seen.stopped[:3]))
         elif not cause.known and last.level == "generate" and engine.answered_at and not last.refused:
             cause = judged(seen, "health-without-work", last.detail)
         dead = [item for item in seen.exits if item.role in ENGINE_ROLES and item.at >= engine.failing_since - 10]

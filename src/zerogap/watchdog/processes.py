@@ -35,6 +35,7 @@ class Process:
     since: float  # when it was first seen or, if that is known, when it started
     cpu: float = 0.0  # seconds of CPU so far
     zombie: bool = False
+    stopped: bool = False  # by SIGSTOP or a debugger
     status: int | None = None
 
     @property
@@ -150,7 +151,7 @@ class Tracker:
             elif known.name != stat.name:  # setproctitle: Ray and SGLang name their workers late
                 known.name, known.command = stat.name, command_line(key[0]) or known.command
                 known.role = self._role(known.command or known.name, known.parent, key[0])
-            known.cpu, known.parent = stat.cpu, stat.parent
+            known.cpu, known.parent, known.stopped = stat.cpu, stat.parent, stat.state in "Tt"
             if stat.state == "Z" and not known.zombie:
                 known.zombie, known.status = True, stat.status
                 ends.append(self._end(known, now))

@@ -61,6 +61,7 @@ class Seen:
         self._last_reading: Hit | None = None
         self.exits: list[Exit] = []
         self.engine_starts: list[float] = []
+        self.stopped: list[str] = []  # engine processes that a signal or a debugger holds
         self.engines: dict[str, Engine] = {}
         self.activity: Activity | None = None
         self.quiet_since: float | None = None
