@@ -313,7 +313,7 @@ def test_reward_that_prints_megabytes(tmp_path: Path, capsys: pytest.CaptureFixt
         ("nothing_at_all", "returned NoneType; it must return a Transcript"),
         ("no_completion", "has no prompt or no completion"),
         ("asks_for_text", "max_tokens: must be 1 or more, not 'x'"),
-        ("asks_too_much", "lower rollout.max_tokens"),
+        ("asks_without_room", "after 512 tokens, the context has 512; end the rollout while context.room"),
         ("wrong_stop", "stop_strings: must be a tuple of texts, not 5"),
         ("wrong_ids", "must be token ids"),
         ("unknown_id", "has token id 1000000000"),

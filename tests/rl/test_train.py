@@ -208,6 +208,33 @@ def test_a_second_try_is_another_completion(tmp_path: Path, monkeypatch: pytest.
     assert not all(tries)
 
 
+FILL = """
+from zerogap.rl.custom import Transcript
+
+
+def fill(context, prompt):
+    transcript = Transcript(context.encode_prompt(prompt))
+    while context.room(transcript.tokens) > 1:
+        transcript.add_tokens(context.encode("+"))
+        transcript.add_completion(context.generate(transcript.tokens, max_tokens=7, min_tokens=7))
+    return transcript
+"""
+
+
+def test_turns_that_outgrow_the_context_are_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "fills.py").write_text(FILL)
+    monkeypatch.chdir(tmp_path)
+    assert train(tmp_path / "run", "task.rollout=fills:fill", "model.max_positions=25", "--json", steps=1) == 0
+    values = result(capsys)
+    assert values["tokens_different"] == values["tokens_not_compared"] == 0
+    for record in read_samples(samples_path(tmp_path / "run", 0)):
+        assert len(record["prompt_ids"]) + len(record["response_ids"]) == 25
+        assert record["loss_mask"] == [False, *[True] * 7, False, *[True] * 7, False, *[True] * 2]
+        assert record["finish_reason"] == "length"
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [

@@ -47,8 +47,16 @@ class RolloutContext(Protocol):
         Args:
             prompt_ids: all tokens so far.
             params: ``max_tokens``, ``min_tokens`` and ``stop`` replace those of the section [rollout] (or [eval]);
-                temperature and the kept set stay, since a sequence is trained under one sampler.
+                temperature and the kept set stay, since a sequence is trained under one sampler. ``max_tokens`` is cut
+                to the `room` there is; a completion that it ends has ``finish_reason`` "length".
+
+        Raises:
+            UsageError: no room at all, or a parameter that is wrong; it ends the run.
         """
+        ...
+
+    def room(self, tokens: Sequence[int]) -> int:
+        """Return how many tokens the context can still take after ``tokens``, inserted ones included."""
         ...
 
     def encode(self, text: str) -> list[int]:
