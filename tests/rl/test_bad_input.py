@@ -410,7 +410,7 @@ def test_resume_with_another_configuration(old: Path, tmp_path: Path, capsys: py
         assert "train.learning_rate: 0.0003, now 1e-05" in error_line(capsys)
     (old / "config.toml").unlink()
     assert train(tmp_path / "new", "--resume", source, "train.learning_rate=1e-5", steps=3) == 2
-    assert "another configuration than the checkpoint's" in error_line(capsys)
+    assert "belongs to a run of another configuration" in error_line(capsys)
 
 
 def test_resume_with_another_model_under_the_same_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
