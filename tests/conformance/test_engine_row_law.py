@@ -190,7 +190,7 @@ def check_workload(family, work):
     assert different_from_trainer(decoder, first[::-1], second[::-1], micro_batch_rows=60) == 0
 
 
-QUICK = settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(deadline=None, max_examples=8, suppress_health_check=[HealthCheck.too_slow])
 
 
 @QUICK
