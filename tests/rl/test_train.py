@@ -124,6 +124,10 @@ def turns(context, prompt):
     transcript.add_tokens(context.encode("7"))
     transcript.add_completion(context.generate(transcript.tokens, max_tokens=5, min_tokens=2, stop=("3",)))
     return transcript
+
+
+def graded(prompt, completion, answer):
+    return float(sum(map(ord, completion)) % 3)
 """
 
 
@@ -138,7 +142,12 @@ def test_turns_with_inserted_and_untrained_tokens(
 ) -> None:
     (tmp_path / "turns_of_three.py").write_text(TURNS)
     monkeypatch.chdir(tmp_path)
-    extra = ("task.rollout=turns_of_three:turns", f"train.updates_per_rollout={updates}", "model.max_positions=40")
+    extra = (
+        "task.rollout=turns_of_three:turns",
+        "task.reward=turns_of_three:graded",
+        f"train.updates_per_rollout={updates}",
+        "model.max_positions=40",
+    )
     compared, trained = {}, {}
     for scope in ("trained", "all"):
         folder = tmp_path / scope
@@ -155,6 +164,7 @@ def test_turns_with_inserted_and_untrained_tokens(
     assert trained["trained"] > 200
     assert values["tokens_not_compared"] == 0
     assert final_weights(tmp_path / "trained", 2) == final_weights(tmp_path / "all", 2)
+    assert max(line["train/tokens"] for line in lines) > 50
 
 
 def test_a_fault_in_a_turn_that_is_not_trained_on_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
