@@ -5,7 +5,7 @@ BIN     = $(VENV)/bin
 STAMP   = $(VENV)/.installed
 SMOLLM2 = .models/smollm2-135m-instruct
 
-.PHONY: demo test test-all lint types smollm2 test-smollm2 clean
+.PHONY: demo test test-all lint types smollm2 test-smollm2 test-integrations clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -37,6 +37,10 @@ $(SMOLLM2)/config.json: scripts/fetch_smollm2.py | $(STAMP)
 
 test-smollm2: $(STAMP) smollm2  ## the tests on the real model
 	$(BIN)/python -m pytest -m model
+
+test-integrations: $(STAMP)  ## the tests with real TRL and Ray, which come on top of the environment
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,dev,integrations]'
+	$(BIN)/python -m pytest -m 'not peer and not model' tests/integrations tests/watchdog/test_ray.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
