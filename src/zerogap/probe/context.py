@@ -20,7 +20,7 @@ class Probe:
 
     Attributes:
         full: the long form was asked for.
-        plain: every answer to a question under neutral settings, for what is looked at in all of them.
+        plain: every question under neutral settings with its answer, for what is looked at in all of them.
         memo: results that later checks use.
     """
 
@@ -28,7 +28,7 @@ class Probe:
     dialect: Dialect
     engine: Engine
     full: bool
-    plain: list[Answer] = field(default_factory=list)
+    plain: list[tuple[Ask, Answer]] = field(default_factory=list)
     memo: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -46,7 +46,7 @@ class Probe:
             return [await self.ask(ask, endpoint=endpoint) for _ in range(count)]
         found = await self.dialect.generate(ask, endpoint=endpoint, count=count, stream=stream)
         if ask.temperature in (0.0, 1.0) and ask.top_p == 1.0 and not ask.top_k and not ask.min_p:
-            self.plain += found
+            self.plain += [(ask, answer) for answer in found]
         return found
 
     async def together(self, asks: Sequence[Ask], *, stagger_s: float = 0.0, endpoint: str = "") -> list[Answer]:

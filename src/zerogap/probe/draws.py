@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-_T_GRID = np.round(np.exp(np.linspace(math.log(0.2), math.log(2.5), 120)), 4)
+_T_GRID = np.round(np.exp(np.linspace(math.log(0.2), math.log(2.5), 52)), 4)
 _P_GRID = (0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5, 0.4, 0.3)
 _K_GRID = (20, 16, 12, 10, 8, 6, 5, 4, 3, 2, 1)
 _MIN_P_GRID = (0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
@@ -72,25 +72,32 @@ class Settings:
         return self.gain < GAIN
 
 
-def estimate(draws: Draws) -> Settings:
-    """Return the most likely settings; a truncation is named only where it gains ``GAIN`` nats."""
+def estimate(draws: Draws, only: str = "") -> Settings:
+    """Return the most likely settings: a temperature and at most one truncation, and this only where it gains much.
+
+    Args:
+        draws: what was drawn.
+        only: the one value that may differ from neutral ("temperature", "top_p", "top_k" or "min_p"); "" for any.
+    """
     neutral = _likelihood(draws, 1.0, 1.0, 0, 0.0)
-    temperature, top_p, top_k, min_p = 1.0, 1.0, 0, 0.0
-    for _ in range(3):
-        temperature = float(max(_T_GRID, key=lambda t: _likelihood(draws, t, top_p, top_k, min_p)))
-        base = _likelihood(draws, temperature, 1.0, 0, 0.0)
-        options = [(base, 1.0, 0, 0.0)]
-        options += [(_likelihood(draws, temperature, p, 0, 0.0) - GAIN, p, 0, 0.0) for p in _P_GRID]
-        options += [(_likelihood(draws, temperature, 1.0, k, 0.0) - GAIN, 1.0, k, 0.0) for k in _K_GRID]
-        options += [(_likelihood(draws, temperature, 1.0, 0, m) - GAIN, 1.0, 0, m) for m in _MIN_P_GRID]
-        _, top_p, top_k, min_p = max(options)
-    fine = np.linspace(temperature * 0.9, temperature * 1.1, 81)
-    scores = np.array([_likelihood(draws, float(t), top_p, top_k, min_p) for t in fine])
-    best = int(np.argmax(scores))
-    temperature = float(fine[best])
-    return Settings(
-        temperature, _error(fine, scores, best), top_p, top_k, min_p, float(scores[best]) - neutral, len(draws)
-    )
+    cuts: list[tuple[float, int, float]] = [(1.0, 0, 0.0)]
+    cuts += [(p, 0, 0.0) for p in _P_GRID if only in ("", "top_p")]
+    cuts += [(1.0, k, 0.0) for k in _K_GRID if only in ("", "top_k")]
+    cuts += [(1.0, 0, m) for m in _MIN_P_GRID if only in ("", "min_p")]
+    temperatures = _T_GRID if only in ("", "temperature") else np.ones(1)
+    options = []
+    for cut in cuts:
+        price = GAIN if cut != cuts[0] else 0.0
+        options += [(_likelihood(draws, float(t), *cut) - price, float(t), *cut) for t in temperatures]
+    _, temperature, top_p, top_k, min_p = max(options)
+    error = float("nan")
+    score = _likelihood(draws, temperature, top_p, top_k, min_p)
+    if len(temperatures) > 1:
+        fine = np.linspace(temperature * 0.9, temperature * 1.1, 81)
+        scores = np.array([_likelihood(draws, float(t), top_p, top_k, min_p) for t in fine])
+        best = int(np.argmax(scores))
+        temperature, score, error = float(fine[best]), float(scores[best]), _error(fine, scores, best)
+    return Settings(temperature, error, top_p, top_k, min_p, score - neutral, len(draws))
 
 
 def _likelihood(draws: Draws, temperature: float, top_p: float, top_k: int, min_p: float) -> float:

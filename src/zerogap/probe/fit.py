@@ -113,13 +113,35 @@ class Penalty:
     tokens: int
 
 
-def penalty(plain: Top, other: Top, seen: frozenset[Token]) -> Penalty:
-    """Fit what happened to ``seen`` tokens against the others of one list.
+def penalty(lists: Sequence[tuple[Top, Top, frozenset[Token]]]) -> Penalty:
+    """Fit what happened to the ``seen`` tokens of each (plain, other, seen) against the other tokens of its list.
 
-    Logits are log-probs plus an unknown constant c. A repetition penalty r turns a logit l > 0 into l / r and l < 0
-    into l * r, so the change of a seen token is linear in its log-prob with slope 1/r - 1 (or r - 1): two unknowns,
-    r and c. An additive penalty changes all seen tokens by the same amount.
+    Logits are log-probs plus an unknown constant c per list. A repetition penalty r turns a logit l > 0 into l / r and
+    l < 0 into l * r, so the change of a seen token is linear in its log-prob with slope 1/r - 1 (or r - 1): unknown are
+    r and one c per list. An additive penalty changes all seen tokens by the same amount.
     """
+    parts: list[tuple[np.ndarray, np.ndarray]] = []
+    for plain, other, seen in lists:
+        part = _moved(plain, other, seen)
+        if part is not None:
+            parts.append(part)
+    if not parts:
+        return Penalty("unclear", float("nan"), float("nan"), 0)
+    every = np.concatenate([moved for _, moved in parts])
+    if np.abs(every).max() <= EQUAL:
+        return Penalty("none", 0.0, float(np.abs(every).max()), len(every))
+    mean = float(every.mean())
+    additive = float(np.sqrt(np.mean((every - mean) ** 2)))
+    if len(every) == 1 or additive <= EQUAL / 3:
+        return Penalty("additive", -mean, additive, len(every))
+    if len(every) < len(parts) + 2:
+        return Penalty("unclear", -mean, additive, len(every))
+    factor, error = _repetition(parts)
+    return Penalty("repetition", factor, error, len(every))
+
+
+def _moved(plain: Top, other: Top, seen: frozenset[Token]) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return (log-probs, changes against the unseen tokens) of the seen tokens of one list."""
     old, new, marked = [], [], []
     for token, value in plain.items():
         changed = other.get(token)
@@ -130,38 +152,37 @@ def penalty(plain: Top, other: Top, seen: frozenset[Token]) -> Penalty:
         marked.append(token in seen)
     x, y, hit = np.array(old), np.array(new), np.array(marked, dtype=bool)
     if not hit.any() or hit.all():
-        return Penalty("unclear", float("nan"), float("nan"), int(hit.sum()))
+        return None
     change = y - x
-    base = float(np.median(change[~hit]))
-    moved = change[hit] - base
-    if np.abs(moved).max() <= EQUAL:
-        return Penalty("none", 0.0, float(np.abs(moved).max()), int(hit.sum()))
-    mean = float(moved.mean())
-    additive = float(np.sqrt(np.mean((moved - mean) ** 2)))
-    if additive <= EQUAL / 3 and hit.sum() >= 2:
-        return Penalty("additive", -mean, additive, int(hit.sum()))
-    if hit.sum() < 3:
-        return Penalty("unclear", -mean, additive, int(hit.sum()))
-    factor, error = _repetition(x[hit], moved)
-    return Penalty("repetition", factor, error, int(hit.sum()))
+    return x[hit], change[hit] - float(np.median(change[~hit]))
 
 
-def _repetition(logprob: np.ndarray, moved: np.ndarray) -> tuple[float, float]:
-    """Return (r, root mean square error) of the best repetition penalty over r and the constant c."""
+def _repetition(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[float, float]:
+    """Return (r, root mean square error) of the best repetition penalty over r and the constant of each list."""
     factors = np.concatenate([np.linspace(0.5, 0.99, 99), np.linspace(1.01, 2.5, 299)])
-    constants = np.linspace(0.0, 60.0, 601)
-    best = (1.0, 0.0, np.inf)
+    spans = [(0.0, 60.0)] * len(parts)
+    count = sum(len(moved) for _, moved in parts)
+    best, total = 1.0, np.inf
     for _ in range(6):
-        logit = logprob[None, None, :] + constants[None, :, None]
-        factor = factors[:, None, None]
-        model = np.where(logit > 0, logit / factor, logit * factor) - logit
-        error = np.sqrt(np.mean((model - moved) ** 2, axis=2))
-        row, column = np.unravel_index(int(np.argmin(error)), error.shape)
-        best = (float(factors[row]), float(constants[column]), float(error[row, column]))
-        wide_f, wide_c = abs(factors[1] - factors[0]) * 2, abs(constants[1] - constants[0]) * 4
-        factors = np.linspace(best[0] - wide_f, best[0] + wide_f, 41)
-        constants = np.linspace(best[1] - wide_c, best[1] + wide_c, 81)
-    return best[0], best[2]
+        square = np.zeros(len(factors))
+        chosen = []
+        for (logprob, moved), (low, high) in zip(parts, spans, strict=True):
+            constants = np.linspace(low, high, 301)
+            logit = logprob[None, None, :] + constants[None, :, None]
+            factor = factors[:, None, None]
+            model = np.where(logit > 0, logit / factor, logit * factor) - logit
+            error = ((model - moved) ** 2).sum(axis=2)
+            square += error.min(axis=1)
+            chosen.append((constants, error.argmin(axis=1)))
+        row = int(np.argmin(square))
+        best, total = float(factors[row]), float(square[row])
+        width = abs(factors[1] - factors[0]) * 2
+        factors = np.linspace(best - width, best + width, 41)
+        spans = []
+        for constants, at in chosen:
+            reach = (constants[1] - constants[0]) * 4
+            spans.append((constants[at[row]] - reach, constants[at[row]] + reach))
+    return best, math.sqrt(total / count)
 
 
 def grid(values: Sequence[float]) -> str:
@@ -190,8 +211,13 @@ def grid(values: Sequence[float]) -> str:
 def kept_by_top_p(plain: Top, top_p: float) -> float:
     """Return the mass of the smallest set of most likely tokens that reaches ``top_p``."""
     total = 0.0
-    for value in sorted((v for v in plain.values() if v is not None and math.isfinite(v)), reverse=True):
-        total += math.exp(value)
+    for mass in masses(plain):
+        total += mass
         if total >= top_p:
             break
     return total
+
+
+def masses(plain: Top) -> list[float]:
+    """Return the probabilities of a list, most likely first."""
+    return sorted((math.exp(v) for v in plain.values() if v is not None and math.isfinite(v)), reverse=True)

@@ -1,4 +1,9 @@
-"""Sampling values that nobody asked for: what an engine does when a request leaves them out."""
+"""Sampling values that nobody asked for: what an engine does when a request leaves them out.
+
+Where the log-probs follow the settings they show the defaults exactly. Where they are raw, defaults show in what is
+generated: a penalty changes what greedy takes, the others what is drawn. Once something was seen, each value is left
+out alone, so that one cannot pass for another.
+"""
 
 from __future__ import annotations
 
@@ -6,130 +11,155 @@ import math
 from typing import Any
 
 from zerogap.probe import draws, fit, prompts
-from zerogap.probe.ask import Answer, Ask, Token
+from zerogap.probe.ask import NEUTRAL, Answer, Ask, Token
 from zerogap.probe.context import Probe
 from zerogap.probe.outcome import Outcome, unknown
 
 _TOLERANCE = 0.02
-_CANDIDATES = (1.02, 1.03, 1.05, 1.08, 1.1, 1.15, 1.2, 1.25, 1.3, 1.5)
+_PENALTIES = (1.02, 1.03, 1.05, 1.08, 1.1, 1.15, 1.2, 1.25, 1.3, 1.5)
+_DRAWN = ("temperature", "top_p", "top_k", "min_p")
+_ROUND = {
+    "temperature": tuple(round(0.05 * n, 2) for n in range(4, 41)),
+    "top_p": (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.92, 0.95, 0.98, 0.99),
+    "top_k": tuple(range(1, 21)),
+    "min_p": (0.01, 0.02, 0.03, 0.05, 0.1, 0.15, 0.2),
+}
 
 
 async def defaults(p: Probe) -> Outcome:
     """Compare a request without sampling values to one with neutral ones: log-probs, greedy tokens, and draws."""
-    found: dict[str, Any] = {}
-    text = prompts.REPEATING
-    ids = await p.prompt(text)
-    neutral = Ask(ids, 1, temperature=1.0, alternatives=p.dialect.alternatives, seed=1)
-    one = await p.ask(neutral)
-    two = await p.ask(neutral.inheriting())
+    prompt = await p.prompt(prompts.REPEATING)
+    neutral = Ask(prompt, 1, alternatives=p.dialect.alternatives, seed=1, **NEUTRAL)
+    one, two = await p.ask(neutral), await p.ask(neutral.inheriting())
     if not one.top or not two.top:
         return unknown("the engine gives no alternatives beside the chosen token")
-    seen = frozenset(ids) if not isinstance(ids, str) else frozenset[Token]()
     width = p.dialect.alternatives
-    by_list = _from_lists(fit.best(one.top[0], width), fit.best(two.top[0], width), seen)
-    found |= by_list
-    if not by_list:
-        found |= await _penalty_by_greedy(p)
-        found |= await _by_draws(p)
-    numbers = {"inherited": {k: v for k, v in found.items() if not k.startswith("_")}, "evidence": found.get("_evidence", "")}
-    numbers |= found.get("_numbers", {})
-    inherited = numbers["inherited"]
+    plain = fit.best(one.top[0], width)
+    inherited: dict[str, Any] = {}
+    numbers: dict[str, Any] = {"draws": 0}
+    if not _alike(plain, fit.best(two.top[0], width)):
+        numbers["evidence"] = "log-probs"
+        for name in NEUTRAL:
+            answer = await p.ask(neutral.but(**{name: None}))
+            inherited |= _from_list(name, plain, fit.best(answer.top[0], width), _seen(prompt))
+        inherited = inherited or {"unexplained": "the log-probs differ"}
+    else:
+        greedy = await _penalty_by_greedy(p)
+        drawn = await _by_draws(p)
+        inherited |= greedy | drawn.pop("inherited")
+        numbers |= drawn
+    numbers["inherited"] = inherited
     if inherited:
         said = " ".join(f"{name}={_show(value)}" for name, value in inherited.items())
         text = f"INHERITED_SAMPLING {said}: a request that leaves these out does not get neutral sampling"
         return Outcome("fail", text, "INHERITED_SAMPLING", numbers)
-    drawn = numbers.get("draws", 0)
-    return Outcome("pass", f"a request without sampling values is neutral (log-probs, greedy tokens, {drawn} draws)", numbers=numbers)
+    text = f"a request without sampling values is neutral (log-probs, greedy tokens, {numbers['draws']} draws)"
+    return Outcome("pass", text, numbers=numbers)
 
 
 def _show(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _from_lists(plain: dict[Token, float | None], other: dict[Token, float | None], seen: frozenset[Token]) -> dict[str, Any]:
-    """Return what the log-probs themselves show: they follow the settings at this engine if they differ at all."""
-    x, y = fit.finite_pairs(plain, other)
-    gone = sum(1 for token, value in plain.items() if value is not None and _out(other.get(token)))
-    if len(x) and not gone and abs(y - x).max() <= fit.EQUAL:
+def _seen(prompt: str | tuple[int, ...]) -> frozenset[Token]:
+    return frozenset() if isinstance(prompt, str) else frozenset(prompt)
+
+
+def _alike(plain: fit.Top, other: fit.Top) -> bool:
+    cut = fit.truncation(plain, other)
+    return cut.form == "raw"
+
+
+def _from_list(name: str, plain: fit.Top, other: fit.Top, seen: frozenset[Token]) -> dict[str, Any]:
+    """Return what one value's default is, from the log-probs without it."""
+    if _alike(plain, other):
         return {}
-    found: dict[str, Any] = {"_evidence": "log-probs"}
-    rest = {token: value for token, value in plain.items() if token not in seen}
-    scale = fit.temperature([(rest, other)])
-    if scale is not None and abs(scale - 1) > _TOLERANCE:
-        found["temperature"] = scale
-    scaled = plain if "temperature" not in found else _tempered(plain, found["temperature"])
-    change = fit.penalty(scaled, other, seen)
-    if change.form in ("additive", "repetition"):
-        found["repetition_penalty" if change.form == "repetition" else "presence_penalty"] = change.value
-    elif gone:
-        cut = fit.truncation(scaled, other)
-        found["kept_mass"] = cut.kept_mass if cut.form == "renormalised" else _mass(scaled, other)
-        found["kept_tokens"] = cut.kept
-    if len(found) == 1:
-        found["unexplained"] = float(abs(y - x).max()) if len(x) else math.nan
-    return found
+    if name == "temperature":
+        found = fit.temperature([(plain, other)])
+        return {name: found} if found is not None and abs(found - 1) > _TOLERANCE else {}
+    if name.endswith("penalty"):
+        change = fit.penalty([(plain, other, seen)])
+        return {name: change.value if change.form != "unclear" else "of unknown size"}
+    cut = fit.truncation(plain, other)
+    return {name: _bound(name, plain, cut)}
 
 
-def _out(value: float | None) -> bool:
-    return value is None or value <= fit.FLOOR
-
-
-def _tempered(plain: dict[Token, float | None], temperature: float) -> dict[Token, float | None]:
-    return {token: None if value is None else value / temperature for token, value in plain.items()}
-
-
-def _mass(plain: dict[Token, float | None], other: dict[Token, float | None]) -> float:
-    return sum(math.exp(v) for t, v in plain.items() if v is not None and not _out(other.get(t)))
+def _bound(name: str, plain: fit.Top, cut: fit.Truncation) -> Any:
+    """Return the rounded value that leaves this many tokens, else the tightest one."""
+    mass = fit.masses(plain)
+    kept = cut.kept
+    if name == "top_k" or kept >= len(mass):
+        return kept
+    low, high = (sum(mass[: kept - 1]), sum(mass[:kept])) if name == "top_p" else (mass[kept] / mass[0], mass[kept - 1] / mass[0])
+    fitting = [value for value in _ROUND[name] if low < value <= high]
+    return fitting[len(fitting) // 2] if fitting else high
 
 
 async def _penalty_by_greedy(p: Probe) -> dict[str, Any]:
     """Look for a penalty that the log-probs do not show: it changes which token greedy takes."""
-    prompt = await p.prompt(prompts.REPEATING)
-    tokens = 24
-    ask = Ask(prompt, tokens)
-    plain, inherited = await p.ask(ask), await p.ask(ask.inheriting(temperature=0.0))
-    if plain.tokens == inherited.tokens or p.memo.get("repeatable") is False:
+    if p.memo.get("repeatable") is False:
+        return {}
+    ask = Ask(await p.prompt(prompts.REPEATING), 24)
+    plain, other = await p.ask(ask), await p.ask(ask.inheriting(temperature=0.0))
+    if plain.tokens == other.tokens:
         return {}
     if not p.dialect.penalties:
-        return {"penalty": "of unknown size", "_evidence": "greedy tokens"}
-    alike = [value for value in _CANDIDATES if (await p.ask(ask.but(repetition_penalty=value))).tokens == inherited.tokens]
-    if not alike:
-        return {"penalty": "of unknown kind or size", "_evidence": "greedy tokens"}
-    value = alike[0] if len(alike) == 1 else sum(alike) / len(alike)
-    return {"repetition_penalty": value, "_evidence": f"greedy tokens as with {', '.join(f'{v:g}' for v in alike)}"}
+        return {"penalty": "of unknown kind and size"}
+    alike = [v for v in _PENALTIES if (await p.ask(ask.but(repetition_penalty=v))).tokens == other.tokens]
+    return {"repetition_penalty": alike[len(alike) // 2]} if alike else {"penalty": "of unknown kind and size"}
 
 
 async def _by_draws(p: Probe) -> dict[str, Any]:
-    """Estimate temperature and truncation from what is drawn."""
+    """Estimate temperature and truncation from what is drawn when nothing is asked for; then each value alone."""
+    prompt = await p.prompt(prompts.OPEN)
+    ask = Ask(prompt, 24 if p.full else 16, alternatives=p.dialect.alternatives, **NEUTRAL)
+    # Penalties have their own look; left to the engine they would pass for a temperature here.
+    free = dict.fromkeys(_DRAWN)
+    rows = await _draw(p, ask.but(**free))
+    if len(rows) < 40 or p.dialect.alternatives < 3:
+        return {"draws": len(rows), "inherited": {}}
+    whole = draws.estimate(draws.make_draws(rows, p.dialect.alternatives))
+    numbers: dict[str, Any] = {"draws": len(rows), "gain": whole.gain, "inherited": {}}
+    if whole.is_neutral:
+        return numbers
+    numbers["evidence"] = "draws"
+    for name in _DRAWN:
+        one = ask.but(**{name: None})
+        rows = await _draw(p, one)
+        alone = draws.estimate(draws.make_draws(rows, p.dialect.alternatives), only=name)
+        numbers["draws"] += len(rows)
+        if not alone.is_neutral:
+            guess = getattr(alone, name)
+            numbers["inherited"][name] = await _confirm(p, one, name, guess, numbers)
+            numbers[f"{name}_error"] = alone.temperature_error if name == "temperature" else None
+    if not numbers["inherited"]:
+        numbers["inherited"] = {"temperature": whole.temperature}
+    return numbers
+
+
+async def _draw(p: Probe, ask: Ask) -> list[tuple[list[float], float]]:
     rows: list[tuple[list[float], float]] = []
-    width = p.dialect.alternatives
-    texts = (prompts.OPEN, *prompts.OTHERS)[: 5 if p.full else 2]
-    for text in texts:
-        ask = Ask(await p.prompt(text), 24 if p.full else 16, alternatives=width).inheriting()
-        for answer in await p.asks(ask, 16 if p.full else 8):
+    for text in (prompts.OPEN, *prompts.OTHERS)[: 5 if p.full else 2]:
+        for answer in await p.asks(ask.but(prompt=await p.prompt(text)), 16 if p.full else 8):
             rows += _rows(answer)
-    if len(rows) < 40 or width < 3:
-        return {"_numbers": {"draws": len(rows)}}
-    settings = draws.estimate(draws.make_draws(rows, width))
-    numbers = {
-        "draws": len(rows),
-        "temperature": settings.temperature,
-        "temperature_error": settings.temperature_error,
-        "gain": settings.gain,
-    }
-    found: dict[str, Any] = {"_numbers": numbers, "_evidence": f"{len(rows)} draws"}
-    if settings.is_neutral:
-        return found
-    off = abs(settings.temperature - 1)
-    if off > max(4 * settings.temperature_error, 0.05):
-        found["temperature"] = settings.temperature
-    if settings.top_p < 1:
-        found["top_p"] = settings.top_p
-    if settings.top_k:
-        found["top_k"] = settings.top_k
-    if settings.min_p:
-        found["min_p"] = settings.min_p
-    return found
+    return rows
+
+
+async def _confirm(p: Probe, left_out: Ask, name: str, guess: float, numbers: dict[str, Any]) -> float:
+    """Return the round value near the guess that gives the same tokens for the same seed, else the guess."""
+    if not p.memo.get("seeds", True):
+        return guess
+    near = sorted(_ROUND[name], key=lambda value: abs(value - guess))[:5]
+    ask = left_out.but(seed=21, max_tokens=32, alternatives=0)
+    target = [answer.tokens for answer in await p.asks(ask, 2)]
+    alike = []
+    for value in near:
+        if [answer.tokens for answer in await p.asks(ask.but(**{name: value}), 2)] == target:
+            alike.append(value)
+    if not alike:
+        return guess
+    numbers["confirmed"] = [*numbers.get("confirmed", []), name]
+    return min(alike, key=lambda value: abs(value - guess))
 
 
 def _rows(answer: Answer) -> list[tuple[list[float], float]]:

@@ -51,14 +51,16 @@ async def values(p: Probe) -> Outcome:
             return Outcome("fail", text, "NONFINITE_LOGPROB", {"status": error.status})
         notes.append(f"with top_p=0.3: {error}")
         cut = ()
-    every = [long.logprobs, cut, *(answer.logprobs for answer in p.plain)]
+    every = [(long.logprobs, True), (cut, False)]
+    every += [(answer.logprobs, ask.temperature == 1.0) for ask, answer in p.plain]
     total: dict[str, int] = {}
-    for row in every:
+    for row, sampled in every:
         for kind, count in count_kinds(row).items():
-            total[kind] = total.get(kind, 0) + count
+            # A kept set of one token, or greedy at some engines, rightly has log-prob 0 each time.
+            total[kind] = total.get(kind, 0) + (count if sampled or kind != "zero_tail" else 0)
     bad = {kind: count for kind, count in total.items() if count}
-    absent = sum(1 for answer in p.plain if answer.tokens and not answer.logprobs)
-    numbers: dict[str, Any] = {"values": sum(map(len, every)), **total, "answers_without": absent}
+    absent = sum(1 for _, answer in p.plain if answer.tokens and not answer.logprobs)
+    numbers: dict[str, Any] = {"values": sum(len(row) for row, _ in every), **total, "answers_without": absent}
     if absent or any("no log-probs" in problem for problem in long.problems):
         return Outcome("fail", f"{max(absent, 1)} answers hold no log-probs although they were asked for", "MISSING_LOGPROBS", numbers)
     if bad:
@@ -92,8 +94,8 @@ async def lengths(p: Probe) -> Outcome:
 async def token_ids(p: Probe) -> Outcome:
     """Are the ids those that were sampled, or the text encoded again."""
     ids = await p.ids(prompts.OPEN)
-    size = 32 if p.full else 24
-    answers = await p.together([Ask(ids, size, temperature=2.0, seed=n) for n in range(4 if p.full else 2)])
+    size = 48 if p.full else 24
+    answers = await p.together([Ask(ids, size, temperature=2.0, seed=n) for n in range(8 if p.full else 4)])
     told = [answer.prompt_tokens for answer in answers if answer.prompt_tokens is not None]
     if any(tokens != ids for tokens in told):
         return Outcome("fail", "the engine reports other prompt ids than it was given", "PROMPT_RETOKENISED")

@@ -62,7 +62,7 @@ async def temperature(p: Probe) -> Outcome:
 async def truncation(p: Probe) -> Outcome:
     """Ask for top-p, top-k and min-p one by one, and for temperature with top-p; name what each did."""
     plain = await _plain(p, prompts.OPEN)
-    ranked = sorted((math.exp(v) for v in plain.values() if v is not None and v > fit.FLOOR), reverse=True)
+    ranked = fit.masses(plain)
     if len(ranked) < 4:
         return unknown("too few alternatives to see a truncation")
     # Values at which a few tokens stay, half way between two of them, so that rounding decides nothing.
@@ -157,7 +157,7 @@ async def penalties(p: Probe) -> Outcome:
     forms: dict[str, Any] = {}
     said: list[str] = []
     wrong: list[str] = []
-    for name, value in (("repetition_penalty", 1.3), ("frequency_penalty", 0.7), ("presence_penalty", 0.7)):
+    for name, value in (("repetition_penalty", 1.1), ("frequency_penalty", 0.3), ("presence_penalty", 0.4)):
         seen = await _penalty(p, name, value)
         forms[name] = {"asked": value, "form": seen.form, "fitted": seen.value, "tokens": seen.tokens, "error": seen.error}
         if seen.form in ("none", "unclear"):
@@ -177,19 +177,18 @@ async def penalties(p: Probe) -> Outcome:
 
 async def _penalty(p: Probe, name: str, value: float) -> fit.Penalty:
     """Fit one penalty at the first position where it can act: the prompt's tokens, or one token that was generated."""
-    ids = await p.ids(prompts.REPEATING)
     if name == "repetition_penalty":
-        plain, other = await _plain(p, prompts.REPEATING), await _next(p, prompts.REPEATING, **{name: value})
-        return fit.penalty(plain, other, frozenset(ids))
+        lists = []
+        for text in (prompts.REPEATING, prompts.OPEN, prompts.VICTIM):
+            other = await _next(p, text, **{name: value})
+            lists.append((await _plain(p, text), other, frozenset[Token](await p.ids(text))))
+        return fit.penalty(lists)
     # Frequency and presence count generated tokens: the second position comes after one of them.
-    ask = Ask(ids, 2, temperature=0.0, alternatives=p.dialect.alternatives)
-    plain_two, other_two = await p.ask(ask), await p.ask(ask.but(**{name: value}))
-    if len(plain_two.top) < 2 or len(other_two.top) < 2 or plain_two.tokens[:1] != other_two.tokens[:1]:
+    ask = Ask(await p.ids(prompts.REPEATING), 2, temperature=0.0, alternatives=p.dialect.alternatives)
+    plain, other_answer = await p.ask(ask), await p.ask(ask.but(**{name: value}))
+    if len(plain.top) < 2 or len(other_answer.top) < 2 or plain.tokens[:1] != other_answer.tokens[:1]:
         return fit.Penalty("unclear", float("nan"), float("nan"), 0)
-    first = plain_two.tokens[0]
-    seen = fit.penalty(plain_two.top[1], other_two.top[1], frozenset([first]))
-    # One token cannot tell an additive change from a factor; what was asked for is additive.
-    return fit.Penalty("additive", seen.value, seen.error, 1) if seen.form == "unclear" and seen.tokens == 1 else seen
+    return fit.penalty([(plain.top[1], other_answer.top[1], frozenset(plain.tokens[:1]))])
 
 
 async def _decode_and_score(p: Probe) -> tuple[list[float | None], list[float | None], str]:
@@ -287,8 +286,8 @@ async def rescore_temperature(p: Probe) -> Outcome:
 
 async def precision(p: Probe) -> Outcome:
     """On which grid do the log-probs lie."""
-    values = [v for answer in p.plain for v in answer.logprobs if v is not None]
-    values += [v for answer in p.plain for top in answer.top for v in top.values() if v is not None and v > fit.FLOOR]
+    values = [v for _, answer in p.plain for v in answer.logprobs if v is not None]
+    values += [v for _, answer in p.plain for top in answer.top for v in top.values() if v is not None and v > fit.FLOOR]
     if len(set(values)) < 16:
         values += [v for v in (await _plain(p, prompts.OPEN)).values() if v is not None]
     found = fit.grid(values)
