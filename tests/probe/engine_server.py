@@ -44,6 +44,9 @@ class Truth:
     hang: bool = False
     decode_noise: bool = False
     stream_differs: bool = False
+    greedy_second: bool = False
+    seed_with_batch: bool = False
+    stop_kept: bool = False
     errors_as_500: bool = False
     score_follows_temperature: bool = False
     temperature_floor: float = 0.0
@@ -51,6 +54,8 @@ class Truth:
     rate_limit: float = 0.0
     broken_share: float = 0.0
     serial: bool = False
+    step_s: float = 0.0015
+    key: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -130,7 +135,7 @@ class Engine:
                 if row.finish:
                     self.running.remove(row)
                     row.done.set()
-            time.sleep(0.0015)  # a step costs the same for one row and for many
+            time.sleep(self.truth.step_s)  # a step costs the same for one row and for many
 
     def _prefill(self, row: Row, place: int) -> None:
         row.order = place
@@ -153,7 +158,7 @@ class Engine:
             or (kind == "batch" and batch > 6)
             or (kind == "cache" and row.cached > 0)
             or (kind == "order" and row.order % 2 == 0)
-            or (kind == "chunk" and row.neighbours_prompt > 1000 and len(row.prompt) > 1000)
+            or (kind == "chunk" and row.neighbours_prompt > 500 and len(row.prompt) > 1000)
             or (self.truth.decode_noise and len(row.tokens) > 0)
         )
         return self.truth.noise_size if off else 0.0
@@ -161,6 +166,8 @@ class Engine:
     def _step(self, row: Row, batch: int) -> None:
         logits = self.model.logits(row.state)
         noise = self._noise(row, batch)
+        if self.truth.seed_with_batch and batch > 1 and row.seed is not None:
+            row.source.random()
         if noise:
             logits = logits + noise * np.sin(np.arange(VOCAB))
         if row.ignore_eos:
@@ -185,7 +192,7 @@ class Engine:
         keep = kept_set(log_softmax(scaled), p) if temperature > 0 else np.ones(VOCAB, dtype=bool)
         cut = np.where(keep, scaled, -np.inf)
         if temperature == 0:
-            token = int(np.argmax(logits))
+            token = int(np.argsort(logits)[-2 if self.truth.greedy_second and len(row.tokens) == 3 else -1])
         else:
             token = int(row.source.choice(VOCAB, p=np.exp(log_softmax(cut))))
         shown = {
@@ -193,7 +200,7 @@ class Engine:
             "temperature": lambda: log_softmax(scaled),
             "processed": lambda: log_softmax(cut),
             "masked": lambda: np.where(keep, log_softmax(scaled), -np.inf),
-            "doubled": lambda: log_softmax(logits / (2 * temperature) if temperature not in (0, 1) else logits),
+            "tripled": lambda: log_softmax(logits / (3 * temperature) if temperature not in (0, 1) else logits),
         }[self.truth.meaning]()
         shown = shown.astype(np.float32).astype(np.float64)
         best = [int(t) for t in np.lexsort((np.arange(VOCAB), -shown))[: row.top] if np.isfinite(shown[t])]
@@ -217,7 +224,9 @@ def penalised(raw: np.ndarray, row: Row, p: dict[str, float]) -> np.ndarray:
     logits = raw.copy()
     if p["repetition_penalty"] != 1.0:
         seen = np.unique(np.array(row.prompt + row.tokens, dtype=np.int64))
-        logits[seen] = np.where(logits[seen] > 0, logits[seen] / p["repetition_penalty"], logits[seen] * p["repetition_penalty"])
+        logits[seen] = np.where(
+            logits[seen] > 0, logits[seen] / p["repetition_penalty"], logits[seen] * p["repetition_penalty"]
+        )
     counts = np.bincount(np.array(row.tokens, dtype=np.int64), minlength=VOCAB)
     return logits - p["frequency_penalty"] * counts - p["presence_penalty"] * (counts > 0)
 

@@ -84,7 +84,12 @@ class Handler(BaseHTTPRequestHandler):
         elif kind == "llamacpp":
             pages["/props"] = {"default_generation_settings": {}, "total_slots": 4, "build_info": "b6000"}
         elif kind == "tgi":
-            pages["/info"] = {"model_id": "tiny", "version": "3.3.6", "max_total_tokens": MAX_LEN, "model_dtype": "float32"}
+            pages["/info"] = {
+                "model_id": "tiny",
+                "version": "3.3.6",
+                "max_total_tokens": MAX_LEN,
+                "model_dtype": "float32",
+            }
         elif kind == "vllm":
             pages["/version"] = {"version": "0.32.0"}
         if kind in ("vllm", "openai", "llamacpp"):
@@ -101,6 +106,8 @@ class Handler(BaseHTTPRequestHandler):
         truth, engine = self.truth, self.server.engine
         if truth.slow_s:
             time.sleep(truth.slow_s)
+        if truth.key and self.headers.get("Authorization") != f"Bearer {truth.key}":
+            return self.reply({"error": "unauthorised"}, 401)
         chance = engine.chaos.random()
         if chance < truth.broken_share:
             return self.reply({"error": "internal"}, 500)
@@ -128,11 +135,15 @@ class Handler(BaseHTTPRequestHandler):
             raise RuntimeError("'function' object is not subscriptable")
         if truth.hang:
             time.sleep(60)
-        native = {"sglang": "/generate", "zerogap": "/generate", "llamacpp": "/completion", "tgi": "/generate"}.get(truth.kind)
+        native = {"sglang": "/generate", "zerogap": "/generate", "llamacpp": "/completion", "tgi": "/generate"}.get(
+            truth.kind
+        )
         streaming = self.path == "/generate_stream"
         if self.path not in (native, "/v1/completions", "/v1/chat/completions") and not streaming:
             return self.reply({"error": "not found"}, 404)
         rows = self.rows(body)
+        if truth.logprob == "json" and rows[0].params["top_p"] < 0.5 and rows[0].top:
+            raise RuntimeError("Out of range float values are not JSON compliant: -inf")
         engine.submit(rows)
         for row in rows:
             row.done.wait(60)
@@ -181,7 +192,10 @@ class Handler(BaseHTTPRequestHandler):
             seed = None
         elif self.truth.ignore_seed == "constant":
             seed = 42
-        top = body.get("top_logprobs_num", body.get("n_probs", given.get("top_n_tokens", body.get("top_logprobs", body.get("logprobs")))))
+        top = body.get(
+            "top_logprobs_num",
+            body.get("n_probs", given.get("top_n_tokens", body.get("top_logprobs", body.get("logprobs")))),
+        )
         top = 0 if top in (None, True, False) else int(top)
         stop = given.get("stop") or []
         count = given.get("n", 1)
@@ -193,7 +207,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def text(self, row: Row) -> str:
         text = decode(row.tokens)
-        for stop in row.stop:
+        for stop in [] if self.truth.stop_kept else row.stop:
             text = text.partition(stop)[0]
         return text
 
@@ -240,7 +254,11 @@ class Handler(BaseHTTPRequestHandler):
     def chat(self, body: dict[str, Any], row: Row, index: int) -> dict[str, Any]:
         tokens, values, tops = told(self.truth, row)
         content = [
-            {"token": self.name(body, t), "logprob": v, "top_logprobs": [{"token": self.name(body, a), "logprob": b} for a, b in top]}
+            {
+                "token": self.name(body, t),
+                "logprob": v,
+                "top_logprobs": [{"token": self.name(body, a), "logprob": b} for a, b in top],
+            }
             for t, v, top in zip(tokens, values, tops, strict=False)
         ]
         message = {"role": "assistant", "content": self.text(row)}
@@ -248,7 +266,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def sglang(self, body: dict[str, Any], row: Row) -> dict[str, Any]:
         tokens, values, tops = told(self.truth, row)
-        meta: dict[str, Any] = {"finish_reason": {"type": row.finish}, "completion_tokens": len(row.tokens), "cached_tokens": row.cached}
+        meta: dict[str, Any] = {
+            "finish_reason": {"type": row.finish},
+            "completion_tokens": len(row.tokens),
+            "cached_tokens": row.cached,
+        }
         meta["output_token_logprobs"] = [[v, t, None] for v, t in zip(values, row.tokens, strict=False)]
         meta["output_top_logprobs"] = [[[v, t, None] for t, v in top] for top in tops]
         if body.get("logprob_start_len") == 0:
@@ -259,7 +281,12 @@ class Handler(BaseHTTPRequestHandler):
     def llamacpp(self, row: Row) -> dict[str, Any]:
         tokens, values, tops = told(self.truth, row)
         probabilities = [
-            {"id": t, "token": decode([t]), "logprob": v, "top_logprobs": [{"id": a, "token": decode([a]), "logprob": b} for a, b in top]}
+            {
+                "id": t,
+                "token": decode([t]),
+                "logprob": v,
+                "top_logprobs": [{"id": a, "token": decode([a]), "logprob": b} for a, b in top],
+            }
             for t, v, top in zip(tokens, values, tops, strict=False)
         ]
         return {"content": self.text(row), "tokens": tokens, "completion_probabilities": probabilities,
@@ -296,9 +323,16 @@ class Handler(BaseHTTPRequestHandler):
             table = choice["logprobs"]
             for n in range(len(row.tokens)):
                 last = n == len(row.tokens) - 1
-                part = {"index": 0, "text": decode(row.tokens[n : n + 1]), "finish_reason": row.finish if last else None}
+                part = {
+                    "index": 0,
+                    "text": decode(row.tokens[n : n + 1]),
+                    "finish_reason": row.finish if last else None,
+                }
                 if table:
-                    part["logprobs"] = {"tokens": table["tokens"][n : n + 1], "token_logprobs": table["token_logprobs"][n : n + 1]}
+                    part["logprobs"] = {
+                        "tokens": table["tokens"][n : n + 1],
+                        "token_logprobs": table["token_logprobs"][n : n + 1],
+                    }
                 if "token_ids" in choice:
                     part["token_ids"] = choice["token_ids"][n : n + 1]
                 yield {"choices": [part]}
@@ -308,7 +342,11 @@ class Handler(BaseHTTPRequestHandler):
             for n, token in enumerate(tokens):
                 last = n == len(tokens) - 1
                 end = {"finish_reason": whole["details"]["finish_reason"], "generated_tokens": len(tokens)}
-                yield {"token": token, "generated_text": whole["generated_text"] if last else None, "details": end if last else None}
+                yield {
+                    "token": token,
+                    "generated_text": whole["generated_text"] if last else None,
+                    "details": end if last else None,
+                }
         else:
             yield whole
 

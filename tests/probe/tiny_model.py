@@ -1,7 +1,7 @@
 """A small language model in numpy, for the test server: real distributions that depend on the whole context.
 
-The state is a decaying mean of token embeddings; a two-layer network turns it into logits over 256 bytes, 40 byte
-pairs and an end token. A token that was seen lately becomes likelier, so repetition is natural. Each row is computed
+The state is a decaying mean of token embeddings; a two-layer network turns it into logits over 256 bytes, 256
+byte pairs and an end token. A token that was seen lately becomes likelier, so repetition is natural. Each row is computed
 alone, in float64, so the model itself is exact under any batching.
 """
 
@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
-VOCAB = 256 + 40 + 1
+_LETTERS = b"etaoinshrdlu cmf"
+VOCAB = 256 + len(_LETTERS) ** 2 + 1
 EOS = VOCAB - 1
 _HIDDEN = 24
-_PRINTABLE = np.array([32 <= t < 127 for t in range(256)] + [True] * 41)
+_PRINTABLE = np.array([32 <= t < 127 for t in range(256)] + [True] * (VOCAB - 256))
 
 
 def encode(text: str) -> list[int]:
@@ -31,13 +32,15 @@ def encode(text: str) -> list[int]:
 
 
 def _pair_codes() -> list[int]:
-    return [a * 256 + b for a in b"etaoin s" for b in b"thern"]
+    return [a * 256 + b for a in _LETTERS for b in _LETTERS]
 
 
 def decode(ids: list[int]) -> str:
     """Return the text of ``ids``; the end token has none."""
     codes = _pair_codes()
-    data = b"".join(bytes((codes[t - 256] // 256, codes[t - 256] % 256)) if t >= 256 else bytes((t,)) for t in ids if t != EOS)
+    data = b"".join(
+        bytes((codes[t - 256] // 256, codes[t - 256] % 256)) if t >= 256 else bytes((t,)) for t in ids if t != EOS
+    )
     return data.decode("utf-8", "replace")
 
 
@@ -50,6 +53,7 @@ class TinyModel:
         self.inner = source.normal(size=(_HIDDEN, _HIDDEN)) / np.sqrt(_HIDDEN) * 1.5
         self.outer = source.normal(size=(VOCAB, _HIDDEN)) * 0.8
         self.bias = np.where(_PRINTABLE, 3.0, -6.0)
+        self.bias[list(_LETTERS)] += 1.5  # single letters stay likely, so that sampled ids are often not canonical
         self.bias[EOS] = -4.0
 
     def start(self) -> np.ndarray:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from zerogap.probe import prompts
-from zerogap.probe.ask import Answer, Ask, Prompt
+from zerogap.probe import fit, prompts
+from zerogap.probe.ask import NEUTRAL, Answer, Ask, Prompt, Token
 from zerogap.probe.client import Client
 from zerogap.probe.dialects import Dialect, Engine
 from zerogap.probe.limits import ProbeError, Unsupported
@@ -49,7 +49,7 @@ class Probe:
             self.plain += [(ask, answer) for answer in found]
         return found
 
-    async def together(self, asks: Sequence[Ask], *, stagger_s: float = 0.0, endpoint: str = "") -> list[Answer]:
+    async def together(self, asks: Sequence[Ask], *, stagger_s: float = 0.0) -> list[Answer]:
         """Return the answers to questions that are under way at the same time, in their order.
 
         Raises:
@@ -58,7 +58,7 @@ class Probe:
 
         async def later(number: int, ask: Ask) -> Answer:
             await asyncio.sleep(number * stagger_s)
-            return await self.ask(ask, endpoint=endpoint)
+            return await self.ask(ask)
 
         found = await asyncio.gather(*(later(n, ask) for n, ask in enumerate(asks)), return_exceptions=True)
         answers: list[Answer] = []
@@ -87,6 +87,37 @@ class Probe:
             self.memo[key] = await self.dialect.tokenize(text)
         found: tuple[int, ...] = self.memo[key]
         return found
+
+    async def alternatives(self, prompt: Prompt, **settings: Any) -> dict[Token, float | None]:
+        """Return the most likely tokens at the first position under these settings; asked once and remembered.
+
+        Raises:
+            Unsupported: the engine gives none.
+        """
+        width = self.dialect.alternatives
+        ask = Ask(prompt, 1, alternatives=width, seed=1, **settings)
+        key = f"top:{ask}"
+        if key not in self.memo:
+            top = (await self.ask(ask)).top
+            if not top or not top[0]:
+                raise Unsupported("the engine gives no alternatives beside the chosen token")
+            self.memo[key] = fit.best(top[0], width)
+        found: dict[Token, float | None] = self.memo[key]
+        return found
+
+    async def with_seen(self, text: str, **changes: Any) -> tuple[fit.Top, fit.Top, frozenset[Token]]:
+        """Return (plain, changed, seen) alternatives after ``text`` with half of its likely next tokens before it.
+
+        Only a token that is both in the prompt and among the alternatives shows what a repetition penalty does, so
+        every other one of the most likely tokens is put in front of the text.
+        """
+        prompt = await self.prompt(text)
+        if not isinstance(prompt, str):
+            likely = [token for token in await self.alternatives(prompt, **NEUTRAL) if isinstance(token, int)]
+            prompt = (*likely[::2], *prompt)
+        plain = await self.alternatives(prompt, **NEUTRAL)
+        other = await self.alternatives(prompt, **{**NEUTRAL, **changes})
+        return plain, other, frozenset() if isinstance(prompt, str) else frozenset(prompt)
 
     async def reference(self) -> tuple[Ask, Answer]:
         """Return the greedy question that many checks compare with, and its answer when alone and warm."""

@@ -1,22 +1,24 @@
 """Which sampling settings an engine used, estimated from what it drew.
 
 Where an engine's log-probs show the raw distribution, its hidden defaults show only in which tokens it draws. Each
-draw is a token together with the raw log-probs of the most likely tokens at its position.
+draw is a token together with the raw log-probs of the K most likely tokens at its position; the rest of the
+vocabulary is known by its mass alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-_T_GRID = np.round(np.exp(np.linspace(math.log(0.2), math.log(2.5), 52)), 4)
-_P_GRID = (0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5, 0.4, 0.3)
-_K_GRID = (20, 16, 12, 10, 8, 6, 5, 4, 3, 2, 1)
-_MIN_P_GRID = (0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
-GAIN = 12.0  # nats of likelihood that a setting must gain before it is named
+Array = NDArray[np.float64]
+SURPRISED = 5.0  # standard errors off neutral sampling before it is said not to be neutral
+_T_GRID = np.exp(np.linspace(math.log(0.2), math.log(2.5), 64))
+_P_GRID = np.round(np.arange(0.30, 1.0, 0.01), 2)
+_MIN_P_GRID = np.array([0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5])
 
 
 @dataclass(frozen=True)
@@ -24,129 +26,128 @@ class Draws:
     """N draws with K alternatives each.
 
     Attributes:
-        logprob_NK: raw log-probs, most likely first, -inf where there are fewer.
+        mass_NK: probabilities of the most likely tokens, most likely first, 0 where there are fewer.
         rank_N: index of the drawn token among them, K when it is none of them.
     """
 
-    logprob_NK: np.ndarray
-    rank_N: np.ndarray
+    mass_NK: Array
+    rank_N: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.rank_N)
 
+    @property
+    def inside_N(self) -> NDArray[np.bool_]:
+        """Which draws are among their alternatives."""
+        result: NDArray[np.bool_] = self.rank_N < self.mass_NK.shape[1]
+        return result
+
+    @property
+    def tail_N(self) -> Array:
+        """Mass beyond the alternatives."""
+        result: Array = np.clip(1.0 - self.mass_NK.sum(axis=1), 0.0, 1.0)
+        return result
+
 
 def make_draws(rows: Sequence[tuple[Sequence[float], float]], width: int) -> Draws:
     """Return draws from (log-probs of the most likely tokens, log-prob of the drawn token) pairs."""
-    table = np.full((len(rows), width), -np.inf)
+    table = np.zeros((len(rows), width))
     rank = np.full(len(rows), width, dtype=np.int64)
     for number, (values, drawn) in enumerate(rows):
         best = sorted(values, reverse=True)[:width]
-        table[number, : len(best)] = best
-        hits = [index for index, value in enumerate(best) if value == drawn]
-        if hits:
-            rank[number] = hits[0]
+        table[number, : len(best)] = np.exp(best)
+        if drawn in best:
+            rank[number] = best.index(drawn)
     return Draws(table, rank)
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Estimated sampling settings.
+def surprise(draws: Draws) -> float:
+    """Return how many standard errors the draws are off neutral sampling; the larger of two looks.
 
-    Attributes:
-        temperature_error: one standard error.
-        gain: log-likelihood of these settings over neutral ones, in nats.
-        draws: how many draws the estimate rests on.
+    One look counts draws beyond the alternatives, whose probability is known exactly. The other takes the mean log
+    probability of the draws among them, which a temperature moves most.
     """
-
-    temperature: float
-    temperature_error: float
-    top_p: float
-    top_k: int
-    min_p: float
-    gain: float
-    draws: int
-
-    @property
-    def is_neutral(self) -> bool:
-        """Whether nothing but the raw distribution is needed to explain the draws."""
-        return self.gain < GAIN
+    tail = draws.tail_N
+    outside = _standard(float((~draws.inside_N).sum()), float(tail.sum()), float((tail * (1 - tail)).sum()))
+    weight = draws.mass_NK[draws.inside_N]
+    share = weight / weight.sum(axis=1, keepdims=True)
+    value = np.log(np.where(weight > 0, weight, 1.0))
+    mean = (share * value).sum(axis=1)
+    spread = (share * (value - mean[:, None]) ** 2).sum(axis=1)
+    seen = value[np.arange(len(weight)), draws.rank_N[draws.inside_N]]
+    return max(outside, _standard(float(seen.sum()), float(mean.sum()), float(spread.sum())))
 
 
-def estimate(draws: Draws, only: str = "") -> Settings:
-    """Return the most likely settings: a temperature and at most one truncation, and this only where it gains much.
+def _standard(seen: float, expected: float, variance: float) -> float:
+    return abs(seen - expected) / math.sqrt(max(variance, 1.0))
+
+
+def estimate(draws: Draws, name: str) -> tuple[float, float]:
+    """Return (value, standard error) of the one setting that is not neutral.
 
     Args:
-        draws: what was drawn.
-        only: the one value that may differ from neutral ("temperature", "top_p", "top_k" or "min_p"); "" for any.
+        draws: what was drawn with everything but this setting neutral.
+        name: "temperature", "top_p", "top_k" or "min_p". The error is NaN where a limit is estimated, not a mean.
     """
-    neutral = _likelihood(draws, 1.0, 1.0, 0, 0.0)
-    cuts: list[tuple[float, int, float]] = [(1.0, 0, 0.0)]
-    cuts += [(p, 0, 0.0) for p in _P_GRID if only in ("", "top_p")]
-    cuts += [(1.0, k, 0.0) for k in _K_GRID if only in ("", "top_k")]
-    cuts += [(1.0, 0, m) for m in _MIN_P_GRID if only in ("", "min_p")]
-    temperatures = _T_GRID if only in ("", "temperature") else np.ones(1)
-    options = []
-    for cut in cuts:
-        price = GAIN if cut != cuts[0] else 0.0
-        options += [(_likelihood(draws, float(t), *cut) - price, float(t), *cut) for t in temperatures]
-    _, temperature, top_p, top_k, min_p = max(options)
-    error = float("nan")
-    score = _likelihood(draws, temperature, top_p, top_k, min_p)
-    if len(temperatures) > 1:
-        fine = np.linspace(temperature * 0.9, temperature * 1.1, 81)
-        scores = np.array([_likelihood(draws, float(t), top_p, top_k, min_p) for t in fine])
-        best = int(np.argmax(scores))
-        temperature, score, error = float(fine[best]), float(scores[best]), _error(fine, scores, best)
-    return Settings(temperature, error, top_p, top_k, min_p, score - neutral, len(draws))
+    if name == "temperature":
+        return _temperature(draws)
+    if name == "top_k":
+        ranks = draws.rank_N
+        return float(ranks.max(initial=0) + 1), float("nan")
+    likelihood, options = (_top_p, _P_GRID) if name == "top_p" else (_min_p, _MIN_P_GRID)
+    return float(max(options, key=lambda value: likelihood(draws, float(value)))), float("nan")
 
 
-def _likelihood(draws: Draws, temperature: float, top_p: float, top_k: int, min_p: float) -> float:
-    """Return the log-likelihood of the drawn ranks within the lists; -inf when a draw is impossible.
+def _temperature(draws: Draws) -> tuple[float, float]:
+    """Fit T on the draws among the alternatives, given that they are: this needs no tail."""
+    weight = draws.mass_NK[draws.inside_N]
+    value = np.where(weight > 0, np.log(np.where(weight > 0, weight, 1.0)), -np.inf)
+    seen = value[np.arange(len(weight)), draws.rank_N[draws.inside_N]]
 
-    A draw outside its list says nothing about the order within it, so it only counts against a setting that
-    forbids it.
-    """
-    scaled = draws.logprob_NK / temperature
-    tail = np.clip(1.0 - np.exp(draws.logprob_NK).sum(axis=1), 0.0, None)
-    if temperature == 1.0:
-        weight = np.exp(scaled)
-    else:
-        # The tail beyond the list is not known token by token; at the list's edge it is tempered like the last token.
-        last = np.where(np.isfinite(draws.logprob_NK), draws.logprob_NK, np.inf).min(axis=1)
-        tail = tail * np.exp(last * (1.0 / temperature - 1.0))
-        weight = np.exp(scaled)
-        total = weight.sum(axis=1) + tail
-        weight, tail = weight / total[:, None], tail / total
-    kept = np.isfinite(draws.logprob_NK)
-    if top_k:
-        kept &= np.arange(kept.shape[1])[None, :] < top_k
-    if top_p < 1.0:
-        before = np.cumsum(weight, axis=1) - weight
-        kept &= before < top_p
-    if min_p > 0.0:
-        kept &= weight >= min_p * weight[:, :1]
-    open_end = np.ones(len(draws), dtype=bool)
-    if top_k and top_k <= kept.shape[1]:
-        open_end[:] = False
-    if top_p < 1.0:
-        open_end &= weight.sum(axis=1) < top_p
-    if min_p > 0.0:
-        open_end &= kept[:, -1]
-    inside = draws.rank_N < kept.shape[1]
-    if (~inside & ~open_end).any():
-        return -np.inf
+    def score(t: float) -> float:
+        scaled = value / t
+        top = scaled.max(axis=1)
+        return float((seen / t - top - np.log(np.exp(scaled - top[:, None]).sum(axis=1))).sum())
+
+    coarse = float(max(_T_GRID, key=score))
+    fine = np.linspace(coarse * 0.9, coarse * 1.1, 81)
+    scores = np.array([score(float(t)) for t in fine])
+    best = float(fine[int(np.argmax(scores))])
+    return best, _error(score, best)
+
+
+def _error(score: Callable[[float], float], best: float) -> float:
+    """Return one standard error from the curvature of the log-likelihood at its top."""
+    step = best * 0.02
+    curve = (score(best + step) - 2 * score(best) + score(best - step)) / step**2
+    return 1.0 / math.sqrt(-curve) if curve < 0 else float("nan")
+
+
+def _top_p(draws: Draws, top_p: float) -> float:
+    """Log-likelihood of a nucleus of ``top_p`` at temperature 1, the tail taken as made of small tokens."""
+    mass = draws.mass_NK
+    before = np.cumsum(mass, axis=1) - mass
+    kept = (before < top_p) & (mass > 0)
+    listed = mass.sum(axis=1)
+    beyond = np.clip(np.minimum(draws.tail_N, top_p - listed), 0.0, None)
+    total = (mass * kept).sum(axis=1) + beyond
+    inside = draws.inside_N
+    rows = np.flatnonzero(inside)
+    if not kept[rows, draws.rank_N[rows]].all() or (beyond[~inside] <= 0).any():
+        return -math.inf
+    own = np.where(inside, mass[np.arange(len(mass)), np.where(inside, draws.rank_N, 0)], beyond)
+    return float(np.log(own / total).sum())
+
+
+def _min_p(draws: Draws, min_p: float) -> float:
+    """Log-likelihood of a floor relative to the most likely token, given that the draw is among the alternatives."""
+    mass = draws.mass_NK
+    kept = (mass >= min_p * mass[:, :1]) & (mass > 0)
+    inside = draws.inside_N
+    if kept[~inside].all(axis=1).sum() < (~inside).sum():
+        return -math.inf
     rows = np.flatnonzero(inside)
     ranks = draws.rank_N[rows]
     if not kept[rows, ranks].all():
-        return -np.inf
-    mass = (weight * kept).sum(axis=1)[rows]
-    return float(np.log(weight[rows, ranks] / mass).sum())
-
-
-def _error(grid: np.ndarray, scores: np.ndarray, best: int) -> float:
-    """Return one standard error of the grid's best point from the curvature of the log-likelihood."""
-    near = np.isfinite(scores) & (np.abs(np.arange(len(grid)) - best) <= 20)
-    if near.sum() < 5:
-        return float("nan")
-    curve = np.polyfit(grid[near] - grid[best], scores[near], 2)[0]
-    return float(1.0 / math.sqrt(-2.0 * curve)) if curve < 0 else float("nan")
+        return -math.inf
+    return float(np.log(mass[rows, ranks] / (mass * kept).sum(axis=1)[rows]).sum())

@@ -23,6 +23,7 @@ from zerogap.probe.outcome import Check, Finding, Outcome, checks, unknown
 
 QUICK = (200, 60.0)  # requests, seconds
 FULL = (1500, 600.0)
+NOT_ASKED = "not asked"
 
 
 @dataclass(frozen=True)
@@ -102,9 +103,9 @@ async def _probe(question: Question, client: Client, budget: Budget, told: Calla
         findings.append(finding)
         told(f"{check.name}: {finding.outcome.status} ({finding.seconds:.1f} s, {finding.requests} requests)")
         if check.name == "alive" and finding.outcome.status == "fail":
-            dead = "not asked: the engine gives no token (see alive)"
+            dead = f"{NOT_ASKED}: the engine gives no token (see alive)"
         elif check.name == "alive" and "NO_TOKEN_IN_TIME" in finding.outcome.observed:
-            dead = "not asked: no token came in time (see alive)"
+            dead = f"{NOT_ASKED}: no token came in time (see alive)"
     notes: list[str] = []
     if question.trainer is not None and not dead:
         findings += await _trainer(probe, question, budget, notes)

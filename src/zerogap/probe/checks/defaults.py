@@ -13,7 +13,7 @@ from typing import Any
 from zerogap.probe import draws, fit, prompts
 from zerogap.probe.ask import NEUTRAL, Answer, Ask, Token
 from zerogap.probe.context import Probe
-from zerogap.probe.outcome import Outcome, unknown
+from zerogap.probe.outcome import Outcome
 
 _TOLERANCE = 0.02
 _PENALTIES = (1.02, 1.03, 1.05, 1.08, 1.1, 1.15, 1.2, 1.25, 1.3, 1.5)
@@ -28,20 +28,13 @@ _ROUND = {
 
 async def defaults(p: Probe) -> Outcome:
     """Compare a request without sampling values to one with neutral ones: log-probs, greedy tokens, and draws."""
-    prompt = await p.prompt(prompts.REPEATING)
-    neutral = Ask(prompt, 1, alternatives=p.dialect.alternatives, seed=1, **NEUTRAL)
-    one, two = await p.ask(neutral), await p.ask(neutral.inheriting())
-    if not one.top or not two.top:
-        return unknown("the engine gives no alternatives beside the chosen token")
-    width = p.dialect.alternatives
-    plain = fit.best(one.top[0], width)
     inherited: dict[str, Any] = {}
     numbers: dict[str, Any] = {"draws": 0}
-    if not _alike(plain, fit.best(two.top[0], width)):
+    plain, other, _ = await p.with_seen(prompts.OPEN, **dict.fromkeys(NEUTRAL))
+    if not _alike(plain, other):
         numbers["evidence"] = "log-probs"
         for name in NEUTRAL:
-            answer = await p.ask(neutral.but(**{name: None}))
-            inherited |= _from_list(name, plain, fit.best(answer.top[0], width), _seen(prompt))
+            inherited |= _from_lists(name, [await p.with_seen(text, **{name: None}) for text in _TEXTS])
         inherited = inherited or {"unexplained": "the log-probs differ"}
     else:
         greedy = await _penalty_by_greedy(p)
@@ -61,36 +54,43 @@ def _show(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _seen(prompt: str | tuple[int, ...]) -> frozenset[Token]:
-    return frozenset() if isinstance(prompt, str) else frozenset(prompt)
+_Pair = tuple[fit.Top, fit.Top, frozenset[Token]]
+_TEXTS = (prompts.OPEN, prompts.VICTIM)
 
 
 def _alike(plain: fit.Top, other: fit.Top) -> bool:
-    cut = fit.truncation(plain, other)
-    return cut.form == "raw"
+    return fit.truncation(plain, other).form == "raw"
 
 
-def _from_list(name: str, plain: fit.Top, other: fit.Top, seen: frozenset[Token]) -> dict[str, Any]:
+def _from_lists(name: str, lists: list[_Pair]) -> dict[str, Any]:
     """Return what one value's default is, from the log-probs without it."""
-    if _alike(plain, other):
+    changed = [entry for entry in lists if not _alike(entry[0], entry[1])]
+    if not changed:
         return {}
     if name == "temperature":
-        found = fit.temperature([(plain, other)])
+        found = fit.temperature([(plain, other) for plain, other, _ in lists])
         return {name: found} if found is not None and abs(found - 1) > _TOLERANCE else {}
     if name.endswith("penalty"):
-        change = fit.penalty([(plain, other, seen)])
+        change = fit.penalty(lists)
         return {name: change.value if change.form != "unclear" else "of unknown size"}
-    cut = fit.truncation(plain, other)
-    return {name: _bound(name, plain, cut)}
+    plain, other, _ = changed[0]
+    return {name: _bound(name, plain, fit.truncation(plain, other))}
 
 
 def _bound(name: str, plain: fit.Top, cut: fit.Truncation) -> Any:
     """Return the rounded value that leaves this many tokens, else the tightest one."""
     mass = fit.masses(plain)
     kept = cut.kept
-    if name == "top_k" or kept >= len(mass):
+    beyond = kept >= len(mass) - 1
+    if beyond and not (name == "top_p" and cut.form == "renormalised"):
+        return f"on (at least {kept} tokens stay)"
+    if name == "top_k":
         return kept
-    low, high = (sum(mass[: kept - 1]), sum(mass[:kept])) if name == "top_p" else (mass[kept] / mass[0], mass[kept - 1] / mass[0])
+    if name == "min_p":
+        low, high = mass[kept] / mass[0], mass[kept - 1] / mass[0]
+    else:  # the set reaches top_p with its last token
+        low = cut.kept_mass - mass[-1] if beyond else sum(mass[: kept - 1])
+        high = cut.kept_mass if beyond else sum(mass[:kept])
     fitting = [value for value in _ROUND[name] if low < value <= high]
     return fitting[len(fitting) // 2] if fitting else high
 
@@ -118,22 +118,23 @@ async def _by_draws(p: Probe) -> dict[str, Any]:
     rows = await _draw(p, ask.but(**free))
     if len(rows) < 40 or p.dialect.alternatives < 3:
         return {"draws": len(rows), "inherited": {}}
-    whole = draws.estimate(draws.make_draws(rows, p.dialect.alternatives))
-    numbers: dict[str, Any] = {"draws": len(rows), "gain": whole.gain, "inherited": {}}
-    if whole.is_neutral:
+    surprise = draws.surprise(draws.make_draws(rows, p.dialect.alternatives))
+    numbers: dict[str, Any] = {"draws": len(rows), "surprise": surprise, "inherited": {}}
+    if surprise < draws.SURPRISED:
         return numbers
     numbers["evidence"] = "draws"
     for name in _DRAWN:
         one = ask.but(**{name: None})
         rows = await _draw(p, one)
-        alone = draws.estimate(draws.make_draws(rows, p.dialect.alternatives), only=name)
+        drawn = draws.make_draws(rows, p.dialect.alternatives)
         numbers["draws"] += len(rows)
-        if not alone.is_neutral:
-            guess = getattr(alone, name)
-            numbers["inherited"][name] = await _confirm(p, one, name, guess, numbers)
-            numbers[f"{name}_error"] = alone.temperature_error if name == "temperature" else None
+        if draws.surprise(drawn) < draws.SURPRISED:
+            continue
+        guess, error = draws.estimate(drawn, name)
+        numbers["inherited"][name] = await _confirm(p, one, name, guess, numbers)
+        numbers[f"{name}_error"] = error
     if not numbers["inherited"]:
-        numbers["inherited"] = {"temperature": whole.temperature}
+        numbers["inherited"] = {"unexplained": f"draws are {surprise:.1f} standard errors off neutral sampling"}
     return numbers
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from zerogap.probe import prompts
@@ -14,7 +15,7 @@ from zerogap.probe.outcome import Outcome, unknown
 
 
 # A batch of 32 takes a tenth to a third of the time that its requests would take alone.
-_ONE_BY_ONE = 0.8
+_ONE_BY_ONE = 0.6
 
 
 def _verdict(numbers: dict[str, Any], code: str, says: str = "") -> Outcome:
@@ -78,7 +79,10 @@ async def _seconds(p: Probe, ask: Ask) -> float:
 
 async def _in_company(p: Probe, ask: Ask, size: int, stagger: float) -> Answer:
     """Return the answer to ``ask`` in the middle of ``size`` - 1 others that outlast it."""
-    others = [Ask(text, ask.max_tokens + 2 * (n % 3)) for n, text in enumerate(prompts.fillers(size - 1, 90 if p.full else 24))]
+    others = [
+        Ask(text, ask.max_tokens + 2 * (n % 3))
+        for n, text in enumerate(prompts.fillers(size - 1, 90 if p.full else 24))
+    ]
     middle = len(others) // 2
     answers = await p.together([*others[:middle], ask, *others[middle:]], stagger_s=stagger)
     return answers[middle]
@@ -118,24 +122,32 @@ async def prefix_cache(p: Probe) -> Outcome:
 
 
 async def long_prompt(p: Probe) -> Outcome:
-    """A prompt long enough to be prefilled in chunks: alone, and beside other long ones that move the chunk ends."""
+    """A prompt long enough to be prefilled in chunks: alone, and beside other long ones that move the chunk ends.
+
+    Only the first position is compared, with all its alternatives: it comes from the prefill alone.
+    """
     most = p.engine.facts.get("max_model_len")
     size = min(1400, (int(most) - 64) // 2) if isinstance(most, int) and most > 256 else 1400
     ids = (await p.ids(prompts.fresh(size)))[: 2 * size]
-    ask = Ask(ids, 8, cold=True)
-    if p.dialect.salted:
-        alone, again = await p.ask(ask), await p.ask(ask)
-    else:
-        await p.ask(ask)
-        alone = again = await p.ask(ask)
-    others = [Ask(prompts.fresh(size // 2 + 97 * n), 8) for n in range(3)]
-    beside = [(await p.together([ask, *others], stagger_s=0.05))[0]]
-    beside.append((await p.together([*others[:1], ask], stagger_s=0.3))[1])
+    ask = Ask(ids, 1, alternatives=p.dialect.alternatives, cold=True)
+    alone = _first(await p.ask(ask))
+    again = _first(await p.ask(ask))
+    others = [Ask(prompts.fresh(size // 2 + 97 * n), 16) for n in range(3)]
+    beside = [_first((await p.together([*others, ask], stagger_s=0.01))[-1])]
+    beside.append(_first((await p.together([others[0], ask, *others[1:]]))[1]))
     numbers = figures(alone, [again, *beside]) | {"prompt_tokens": len(ids)}
     says = f"{len(ids)} prompt tokens, alone and beside long ones: "
     if not p.dialect.salted and numbers["equal"] == numbers["of"]:
         return unknown(f"{says}{words(numbers)}, but the prefix cache may have spared it the prefill", **numbers)
     return _verdict(numbers, "CHUNKED_PREFILL_DRIFT", says)
+
+
+def _first(answer: Answer) -> Answer:
+    """Return the alternatives of the first position as if they were a sequence, in the order of their tokens."""
+    if not answer.top:
+        return answer
+    entries = sorted(answer.top[0].items(), key=lambda entry: str(entry[0]))
+    return replace(answer, tokens=tuple(token for token, _ in entries), logprobs=tuple(value for _, value in entries))
 
 
 async def stream(p: Probe) -> Outcome:
@@ -180,6 +192,8 @@ async def ties(p: Probe) -> Outcome:
         text = f"at {wrong} of {positions} greedy positions another token is more likely than the chosen one"
         return Outcome("fail", text, "NOT_THE_MOST_LIKELY", numbers)
     if not seen:
-        return Outcome("unknown", f"no tie in {positions} greedy positions; all took the most likely token", numbers=numbers)
+        return Outcome(
+            "unknown", f"no tie in {positions} greedy positions; all took the most likely token", numbers=numbers
+        )
     rule = "the lower id each time" if lower == seen else f"the lower id in {lower}"
     return Outcome("pass", f"{seen} ties in {positions} greedy positions, {rule}", numbers=numbers)

@@ -62,13 +62,26 @@ async def values(p: Probe) -> Outcome:
     absent = sum(1 for _, answer in p.plain if answer.tokens and not answer.logprobs)
     numbers: dict[str, Any] = {"values": sum(len(row) for row, _ in every), **total, "answers_without": absent}
     if absent or any("no log-probs" in problem for problem in long.problems):
-        return Outcome("fail", f"{max(absent, 1)} answers hold no log-probs although they were asked for", "MISSING_LOGPROBS", numbers)
+        return Outcome(
+            "fail",
+            f"{max(absent, 1)} answers hold no log-probs although they were asked for",
+            "MISSING_LOGPROBS",
+            numbers,
+        )
     if bad:
         said = ", ".join(f"{kind} {count}" for kind, count in bad.items())
-        code = "PADDED_LOGPROBS" if "zero_tail" in bad else "SENTINEL_LOGPROBS" if "sentinel" in bad else "NOT_A_LOGPROB"
-        text = f"{code} n={sum(bad.values())} ({said}) of {numbers['values']}: leave these out of every mean, never put 0"
+        code = (
+            "PADDED_LOGPROBS" if "zero_tail" in bad else "SENTINEL_LOGPROBS" if "sentinel" in bad else "NOT_A_LOGPROB"
+        )
+        text = (
+            f"{code} n={sum(bad.values())} ({said}) of {numbers['values']}: leave these out of every mean, never put 0"
+        )
         return Outcome("fail", text, code, numbers)
-    return Outcome("pass", f"{numbers['values']} log-probs, all finite and at most 0{''.join('; ' + n for n in notes)}", numbers=numbers)
+    return Outcome(
+        "pass",
+        f"{numbers['values']} log-probs, all finite and at most 0{''.join('; ' + n for n in notes)}",
+        numbers=numbers,
+    )
 
 
 async def lengths(p: Probe) -> Outcome:
@@ -88,7 +101,9 @@ async def lengths(p: Probe) -> Outcome:
         problems += answer.problems
     if problems:
         return Outcome("fail", "; ".join(dict.fromkeys(problems)), "LENGTH_MISMATCH", {"answers": checked})
-    return Outcome("pass", f"{checked} answers: tokens, log-probs and the engine's count agree", numbers={"answers": checked})
+    return Outcome(
+        "pass", f"{checked} answers: tokens, log-probs and the engine's count agree", numbers={"answers": checked}
+    )
 
 
 async def token_ids(p: Probe) -> Outcome:
@@ -115,8 +130,16 @@ async def token_ids(p: Probe) -> Outcome:
         text = f"two lists of tokens in one answer differ: {next(a.problems[0] for a in answers if a.problems)}"
         return Outcome("fail", text, "RETOKENISED" if canonical else "TWO_TOKEN_LISTS", numbers)
     if different:
-        return Outcome("pass", f"sampled ids are returned (encoding the text again would change {different} of {len(answers)})", numbers=numbers)
-    return Outcome("unknown", f"the ids of {len(answers)} answers equal their text encoded again: no case that tells", numbers=numbers)
+        return Outcome(
+            "pass",
+            f"sampled ids are returned (encoding the text again would change {different} of {len(answers)})",
+            numbers=numbers,
+        )
+    return Outcome(
+        "unknown",
+        f"the ids of {len(answers)} answers equal their text encoded again: no case that tells",
+        numbers=numbers,
+    )
 
 
 async def stops(p: Probe) -> Outcome:

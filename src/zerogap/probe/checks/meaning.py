@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from zerogap.probe import fit, prompts
-from zerogap.probe.ask import NEUTRAL, Ask, Token
+from zerogap.probe.ask import NEUTRAL, Ask
 from zerogap.probe.context import Probe
 from zerogap.probe.limits import Unsupported
 from zerogap.probe.outcome import Outcome, unknown
@@ -16,21 +16,12 @@ _TOLERANCE = 0.02  # of a fitted temperature, penalty or kept mass
 _SHIFT_CLEAR = 0.2  # nats: a log-prob of another token is further away than that
 
 
-async def _next(p: Probe, text: str, **settings: Any) -> dict[Token, float | None]:
-    """Return the alternatives at the first generated position under these settings."""
-    ask = Ask(await p.prompt(text), 1, alternatives=p.dialect.alternatives, seed=1, **{**NEUTRAL, **settings})
-    answer = await p.ask(ask)
-    if not answer.top:
-        raise Unsupported("the engine gives no alternatives beside the chosen token")
-    return fit.best(answer.top[0], p.dialect.alternatives)
+async def _next(p: Probe, text: str, **settings: Any) -> fit.Top:
+    return await p.alternatives(await p.prompt(text), **{**NEUTRAL, **settings})
 
 
-async def _plain(p: Probe, text: str) -> dict[Token, float | None]:
-    key = f"plain:{text}"
-    if key not in p.memo:
-        p.memo[key] = await _next(p, text)
-    found: dict[Token, float | None] = p.memo[key]
-    return found
+async def _plain(p: Probe, text: str) -> fit.Top:
+    return await p.alternatives(await p.prompt(text), **NEUTRAL)
 
 
 _TEXTS = (prompts.OPEN, *prompts.OTHERS[:2])
@@ -49,7 +40,9 @@ async def temperature(p: Probe) -> Outcome:
     seen = ", ".join(f"asked T={asked:g}, fitted T={value:.4g}" for asked, value in values.items())
     if all(abs(value - 1) <= _TOLERANCE for value in values.values()):
         p.memo["temperature"] = "raw"
-        text = "semantics=RAW_BEFORE_TEMPERATURE: at T other than 1 these are not the log-probs of what was sampled from"
+        text = (
+            "semantics=RAW_BEFORE_TEMPERATURE: at T other than 1 these are not the log-probs of what was sampled from"
+        )
         warning = ("RAW_BEFORE_TEMPERATURE", "a trainer that divides its logits by T sees a gap for every T but 1")
         return Outcome("pass", f"{text} ({seen})", "RAW_BEFORE_TEMPERATURE", numbers | {"semantics": "raw"}, (warning,))
     if all(abs(value / asked - 1) <= _TOLERANCE for asked, value in values.items()):
@@ -89,7 +82,8 @@ async def truncation(p: Probe) -> Outcome:
     if p.memo.get("temperature") == "applied":
         numbers["order"] = await _order(p, top_p)
     said = ", ".join(
-        f"{name}: {form}" + (f" (kept mass {masses[name]['kept_mass']:.3f})" if form in ("renormalised", "masked") else "")
+        f"{name}: {form}"
+        + (f" (kept mass {masses[name]['kept_mass']:.3f})" if form in ("renormalised", "masked") else "")
         for name, form in forms.items()
     )
     judged = {form for form in forms.values() if form != "not offered"}
@@ -143,11 +137,15 @@ async def listed(p: Probe) -> Outcome:
     total = sum(math.exp(v) for v in long.values() if v is not None and v > fit.FLOOR)
     numbers = {"max_abs": worst, "mass_of_list": total, "alternatives": len(long)}
     if worst > fit.EQUAL:
-        text = f"with 2 alternatives a log-prob is {worst:.3g} nats off that with {len(long)}: renormalised over the list"
+        text = (
+            f"with 2 alternatives a log-prob is {worst:.3g} nats off that with {len(long)}: renormalised over the list"
+        )
         return Outcome("fail", text, "RENORMALISED_OVER_LIST", numbers)
     if total > 1.0 + 1e-3:
         return Outcome("fail", f"the probabilities of one list sum to {total:.4f}", "NOT_A_DISTRIBUTION", numbers)
-    return Outcome("pass", f"the same within {worst:.2g}; {len(long)} alternatives hold {total:.3f} of the mass", numbers=numbers)
+    return Outcome(
+        "pass", f"the same within {worst:.2g}; {len(long)} alternatives hold {total:.3f} of the mass", numbers=numbers
+    )
 
 
 async def penalties(p: Probe) -> Outcome:
@@ -159,7 +157,13 @@ async def penalties(p: Probe) -> Outcome:
     wrong: list[str] = []
     for name, value in (("repetition_penalty", 1.1), ("frequency_penalty", 0.3), ("presence_penalty", 0.4)):
         seen = await _penalty(p, name, value)
-        forms[name] = {"asked": value, "form": seen.form, "fitted": seen.value, "tokens": seen.tokens, "error": seen.error}
+        forms[name] = {
+            "asked": value,
+            "form": seen.form,
+            "fitted": seen.value,
+            "tokens": seen.tokens,
+            "error": seen.error,
+        }
         if seen.form in ("none", "unclear"):
             said.append(f"{name}: {'not in the log-probs' if seen.form == 'none' else 'could not be seen'}")
             continue
@@ -178,11 +182,7 @@ async def penalties(p: Probe) -> Outcome:
 async def _penalty(p: Probe, name: str, value: float) -> fit.Penalty:
     """Fit one penalty at the first position where it can act: the prompt's tokens, or one token that was generated."""
     if name == "repetition_penalty":
-        lists = []
-        for text in (prompts.REPEATING, prompts.OPEN, prompts.VICTIM):
-            other = await _next(p, text, **{name: value})
-            lists.append((await _plain(p, text), other, frozenset[Token](await p.ids(text))))
-        return fit.penalty(lists)
+        return fit.penalty([await p.with_seen(text, **{name: value}) for text in (prompts.OPEN, prompts.VICTIM)])
     # Frequency and presence count generated tokens: the second position comes after one of them.
     ask = Ask(await p.ids(prompts.REPEATING), 2, temperature=0.0, alternatives=p.dialect.alternatives)
     plain, other_answer = await p.ask(ask), await p.ask(ask.but(**{name: value}))
@@ -263,10 +263,17 @@ async def rescore(p: Probe) -> Outcome:
         return unknown(f"nothing to compare with by {how}")
     equal = sum(one == two for one, two in pairs)
     sizes = [abs(one - two) for one, two in pairs if math.isfinite(one - two)]
-    numbers = {"of": len(pairs), "equal": equal, "mean_abs": sum(sizes) / max(len(sizes), 1), "max_abs": max(sizes, default=None)}
+    numbers = {
+        "of": len(pairs),
+        "equal": equal,
+        "mean_abs": sum(sizes) / max(len(sizes), 1),
+        "max_abs": max(sizes, default=None),
+    }
     if equal == len(pairs):
         return Outcome("pass", f"{equal} of {len(pairs)} bit-equal, by {how}", numbers=numbers)
-    text = f"{equal} of {len(pairs)} bit-equal, mean abs {numbers['mean_abs']:.2g}, max {numbers['max_abs']:.2g}, by {how}"
+    text = (
+        f"{equal} of {len(pairs)} bit-equal, mean abs {numbers['mean_abs']:.2g}, max {numbers['max_abs']:.2g}, by {how}"
+    )
     return Outcome("fail", text, "PREFILL_IS_NOT_DECODE", numbers)
 
 
@@ -287,7 +294,9 @@ async def rescore_temperature(p: Probe) -> Outcome:
 async def precision(p: Probe) -> Outcome:
     """On which grid do the log-probs lie."""
     values = [v for _, answer in p.plain for v in answer.logprobs if v is not None]
-    values += [v for _, answer in p.plain for top in answer.top for v in top.values() if v is not None and v > fit.FLOOR]
+    values += [
+        v for _, answer in p.plain for top in answer.top for v in top.values() if v is not None and v > fit.FLOOR
+    ]
     if len(set(values)) < 16:
         values += [v for v in (await _plain(p, prompts.OPEN)).values() if v is not None]
     found = fit.grid(values)
@@ -299,6 +308,8 @@ async def precision(p: Probe) -> Outcome:
     if found.startswith("decimals"):
         places = found.partition(":")[2]
         return Outcome("fail", f"rounded to {places} decimals", "ROUNDED_LOGPROBS", numbers)
-    step = {"bf16": "0.0078 for a log-prob between -1 and -2", "fp16": "0.00098 for a log-prob between -1 and -2"}[found]
+    step = {"bf16": "0.0078 for a log-prob between -1 and -2", "fp16": "0.00098 for a log-prob between -1 and -2"}[
+        found
+    ]
     text = f"every log-prob lies on the {found} grid (steps of {step}): a gap below that cannot be seen"
     return Outcome("fail", text, f"{found.upper()}_GRID", numbers)

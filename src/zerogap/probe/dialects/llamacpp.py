@@ -74,7 +74,10 @@ def _answer(reply: Any, ask: Ask) -> Answer:
     carried: tuple[Token, ...] = tuple(row.get("id", str(row.get("token", ""))) for row in rows)
     ids = as_ids(found.get("tokens"), "tokens")
     top = tuple(
-        tops((item.get("id", str(item.get("token"))), item.get("logprob")) for item in as_list(row.get("top_logprobs"), "top"))
+        tops(
+            (item.get("id", str(item.get("token"))), item.get("logprob"))
+            for item in as_list(row.get("top_logprobs"), "top")
+        )
         for row in rows
     )
     problems = []

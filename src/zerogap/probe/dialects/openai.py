@@ -193,7 +193,9 @@ def _chat_choice(choice: dict[str, Any], usage: dict[str, Any]) -> Answer:
         as_ids(choice.get("token_ids"), "token_ids") or tokens,
         tuple(number(row.get("logprob")) for row in rows),
         tuple(
-            tops((read_token(item.get("token")), item.get("logprob")) for item in as_list(row.get("top_logprobs"), "top"))
+            tops(
+                (read_token(item.get("token")), item.get("logprob")) for item in as_list(row.get("top_logprobs"), "top")
+            )
             for row in rows
         ),
         str(choice.get("finish_reason") or ""),

@@ -82,7 +82,9 @@ def _answer(reply: Any) -> Answer:
         tuple(row.get("id", str(row.get("text", ""))) for row in rows),
         tuple(number(row.get("logprob")) for row in rows),
         top,
-        {"eos_token": "stop", "stop_sequence": "stop"}.get(str(details.get("finish_reason")), str(details.get("finish_reason") or "")),
+        {"eos_token": "stop", "stop_sequence": "stop"}.get(
+            str(details.get("finish_reason")), str(details.get("finish_reason") or "")
+        ),
         as_count(details.get("generated_tokens")),
         None,
         None,
