@@ -72,9 +72,12 @@ def train(
 
 @app.command()
 def probe(
-    url: Annotated[str, typer.Argument(metavar="URL", help="Address of a running engine, such as http://127.0.0.1:8000.")],
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="Address of a running engine, such as http://127.0.0.1:8000.")
+    ],
     trainer_model: Annotated[
-        Path | None, typer.Option("--trainer-model", help="Folder of the model it serves: measure the gap to a trainer.")
+        Path | None,
+        typer.Option("--trainer-model", help="Folder of the model it serves: measure the gap to a trainer."),
     ] = None,
     full: Annotated[
         bool, typer.Option("--full/--quick", help="Under 10 minutes and 1500 requests, or under 1 minute and 200.")
@@ -84,7 +87,9 @@ def probe(
     only: Annotated[list[str] | None, typer.Option(metavar="CHECK", help="Ask only this check; repeatable.")] = None,
     junit: Annotated[Path | None, typer.Option(help="Also write JUnit XML here.")] = None,
     against: Annotated[Path | None, typer.Option(help="Compare with an older probe's --json output.")] = None,
-    save_table: Annotated[Path | None, typer.Option(help="With --trainer-model: write the gap table (Parquet).")] = None,
+    save_table: Annotated[
+        Path | None, typer.Option(help="With --trainer-model: write the gap table (Parquet).")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Ask a running engine whether it is deterministic and what its log-probs mean.

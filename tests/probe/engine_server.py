@@ -6,6 +6,7 @@ engine's behaviour at the place where real engines have it, not a canned answer.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from dataclasses import dataclass, field
@@ -211,7 +212,7 @@ class Engine:
     def score(self, ids: list[int], temperature: float) -> list[float | None]:
         state, found = self.model.start(), [None]
         scale = temperature if self.truth.score_follows_temperature and temperature > 0 else 1.0
-        for token, following in zip(ids, ids[1:], strict=False):
+        for token, following in itertools.pairwise(ids):
             state = self.model.advance(state, token)
             logits = self.model.logits(state)
             logits[EOS] = -1e9
@@ -247,5 +248,5 @@ def kept_set(logprob: np.ndarray, p: dict[str, float]) -> np.ndarray:
     return kept
 
 
-class BadRequest(Exception):
+class BadRequestError(Exception):
     pass

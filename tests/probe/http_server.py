@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.probe.engine_server import MAX_LEN, OFF, BadRequest, Engine, Row, Truth
+from tests.probe.engine_server import MAX_LEN, OFF, BadRequestError, Engine, Row, Truth
 from tests.probe.tiny_model import VOCAB, decode, encode
 
 NAMES = {"repeat_penalty": "repetition_penalty"}
@@ -117,9 +117,9 @@ class Handler(BaseHTTPRequestHandler):
             try:
                 body = json.loads(data)
             except ValueError:
-                raise BadRequest("not JSON") from None
+                raise BadRequestError("not JSON") from None
             self.route(body)
-        except BadRequest as error:
+        except BadRequestError as error:
             self.reply({"error": str(error)}, 404 if "model" in str(error) else 500 if truth.errors_as_500 else 400)
         except RuntimeError as error:
             self.reply({"error": str(error)}, 500)
@@ -163,25 +163,25 @@ class Handler(BaseHTTPRequestHandler):
         elif native and kind == "tgi":
             given = body.get("parameters", {})
         elif body.get("model") != "tiny" and "model" in body:
-            raise BadRequest("no such model")
+            raise BadRequestError("no such model")
         prompt = body.get("input_ids", body.get("text", body.get("inputs", body.get("prompt"))))
         if "messages" in body:
             prompt = "user: " + body["messages"][0]["content"] + "\nassistant:"
         if prompt is None:
-            raise BadRequest("no prompt")
+            raise BadRequestError("no prompt")
         ids = encode(prompt) if isinstance(prompt, str) else list(prompt)
         limit = given.get("max_tokens", given.get("max_new_tokens", given.get("n_predict", 16)))
         if not isinstance(limit, int) or limit < 0 or not all(isinstance(t, int) and 0 <= t < VOCAB for t in ids):
-            raise BadRequest("bad value")
+            raise BadRequestError("bad value")
         if len(ids) + limit > MAX_LEN:
-            raise BadRequest("prompt too long")
+            raise BadRequestError("prompt too long")
         params = dict(OFF)
         params.update(self.truth.default)
         for name, value in given.items():
             name = NAMES.get(name, name)
             if name in OFF:
                 if isinstance(value, str) or value is None or (name == "temperature" and value < 0):
-                    raise BadRequest("bad value")
+                    raise BadRequestError("bad value")
                 params[name] = value
         if native and kind == "tgi" and not given.get("do_sample", self.truth.default != {}):
             params["temperature"] = 0.0 if "do_sample" in given else 1.0
@@ -289,8 +289,9 @@ class Handler(BaseHTTPRequestHandler):
             }
             for t, v, top in zip(tokens, values, tops, strict=False)
         ]
+        stop = {"length": "limit", "stop": "word"}[row.finish]
         return {"content": self.text(row), "tokens": tokens, "completion_probabilities": probabilities,
-                "tokens_predicted": len(row.tokens), "stop_type": {"length": "limit", "stop": "word"}[row.finish]}  # fmt: skip
+                "tokens_predicted": len(row.tokens), "stop_type": stop}  # fmt: skip
 
     def tgi(self, row: Row) -> dict[str, Any]:
         tokens, values, tops = told(self.truth, row)

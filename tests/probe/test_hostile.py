@@ -15,7 +15,15 @@ import pytest
 
 from zerogap.cli import run
 from zerogap.probe.client import Client, parse_address
-from zerogap.probe.limits import BODY_BYTES, BadAnswer, Budget, HttpError, ProbeError, TooSlow, Unreachable
+from zerogap.probe.limits import (
+    BODY_BYTES,
+    BadAnswerError,
+    Budget,
+    HttpError,
+    ProbeError,
+    TooSlowError,
+    UnreachableError,
+)
 from zerogap.probe.run import Question, probe
 
 Send = Callable[[socket.socket, bytes], None]
@@ -88,7 +96,7 @@ def test_a_gigabyte_is_not_read(events: bool) -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 1073741824\r\n\r\n" + (b"data: [" if events else b"[")
     tracemalloc.start()
     try:
-        with pytest.raises(BadAnswer, match="more than 4 MB"):
+        with pytest.raises(BadAnswerError, match="more than 4 MB"):
             ask(pour(head, b"1," * 32768, 1 << 30), events=events)
         assert tracemalloc.get_traced_memory()[1] < 8 * BODY_BYTES
     finally:
@@ -117,7 +125,7 @@ def drip(head: bytes, piece: bytes) -> Send:
 @pytest.mark.parametrize("events", [False, True])
 def test_an_endless_drip_ends_in_time(head: bytes, piece: bytes, events: bool) -> None:
     began = time.monotonic()
-    with pytest.raises((TooSlow, BadAnswer)):
+    with pytest.raises((TooSlowError, BadAnswerError)):
         ask(drip(head, piece), timeout_s=0.6, events=events)
     assert time.monotonic() - began < 3.0
 
@@ -130,7 +138,7 @@ def test_a_redirect_is_not_followed() -> None:
         connection.sendall(http(b"{}"))
 
     with raw_server(other) as target:
-        with pytest.raises(BadAnswer, match="redirects are not followed"):
+        with pytest.raises(BadAnswerError, match="redirects are not followed"):
             ask(lambda c, _: c.sendall(http(b"", "307 Temporary Redirect", f"Location: {target}/x")))
         assert not reached.is_set()
 
@@ -141,12 +149,12 @@ def test_a_redirect_is_not_followed() -> None:
     ids=["cut", "html", "deep", "empty", "binary", "huge-number"],
 )
 def test_what_is_not_json_is_said_to_be_none(body: bytes) -> None:
-    with pytest.raises(BadAnswer, match="not JSON"):
+    with pytest.raises(BadAnswerError, match="not JSON"):
         ask(lambda c, _: c.sendall(http(body)))
 
 
 def test_compressed_bodies_are_refused() -> None:
-    with pytest.raises(BadAnswer, match="compressed"):
+    with pytest.raises(BadAnswerError, match="compressed"):
         ask(lambda c, _: c.sendall(http(b"\x1f\x8b" + bytes(100), "200 OK", "Content-Encoding: gzip")))
 
 
@@ -162,7 +170,7 @@ def test_an_error_body_is_inert() -> None:
 
 @pytest.mark.parametrize("garbage", [b"", b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"])
 def test_what_is_not_http_is_unreachable(garbage: bytes) -> None:
-    with pytest.raises(Unreachable):
+    with pytest.raises(UnreachableError):
         ask(lambda c, _: c.sendall(garbage))
 
 
@@ -190,7 +198,7 @@ HOSTILE_ANSWERS = [
     b'{"choices": "no"}',
     b'{"choices": [{"logprobs": {"tokens": [1], "token_logprobs": ["x"]}, "text": {}}]}',
     b'{"choices": [{"logprobs": {"tokens": [], "token_logprobs": [], "top_logprobs": [null]}, "token_ids": [-1]}]}',
-    b'{"choices": [{"text": "a", "logprobs": {"tokens": ["a"], "token_logprobs": [1e999], "top_logprobs": [{"a": NaN}]}}]}',
+    b'{"choices": [{"logprobs": {"tokens": ["a"], "token_logprobs": [1e999], "top_logprobs": [{"a": NaN}]}}]}',
     b"[]",
     b"null",
     b"<html>\x1b[31m</html>",
@@ -247,6 +255,6 @@ def test_addresses_are_read(given: str, address: str) -> None:
 
 
 def test_probe_errors_are_one_line() -> None:
-    for error in (HttpError("/x", 500, "a b"), TooSlow("x")):
+    for error in (HttpError("/x", 500, "a b"), TooSlowError("x")):
         assert isinstance(error, ProbeError)
         assert "\n" not in str(error)

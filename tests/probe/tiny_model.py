@@ -1,7 +1,7 @@
 """A small language model in numpy, for the test server: real distributions that depend on the whole context.
 
-The state is a decaying mean of token embeddings; a two-layer network turns it into logits over 256 bytes, 256
-byte pairs and an end token. A token that was seen lately becomes likelier, so repetition is natural. Each row is computed
+The state is a decaying mean of token embeddings; a two-layer network turns it into logits over 256 bytes, 256 byte
+pairs and an end token. A token that was seen lately becomes likelier, so repetition is natural. Each row is computed
 alone, in float64, so the model itself is exact under any batching.
 """
 

@@ -8,8 +8,15 @@ from typing import Any
 
 Token = int | str  # an id where the engine gives ids, else the token's text
 Prompt = str | tuple[int, ...]
-NEUTRAL: dict[str, float | int] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
-                                   "frequency_penalty": 0.0, "presence_penalty": 0.0}  # fmt: skip
+NEUTRAL: dict[str, Any] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+}
 SAMPLING = tuple(NEUTRAL)
 
 

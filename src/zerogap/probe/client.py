@@ -17,12 +17,12 @@ from zerogap.errors import UsageError
 from zerogap.probe.limits import (
     BODY_BYTES,
     EXCERPT_CHARS,
-    BadAnswer,
+    BadAnswerError,
     Budget,
-    BudgetSpent,
+    BudgetSpentError,
     HttpError,
-    TooSlow,
-    Unreachable,
+    TooSlowError,
+    UnreachableError,
 )
 
 _BUSY = (429, 503)  # the only answers that are asked again, and only as the other side allows
@@ -72,7 +72,7 @@ class Reply:
         """Return the body as JSON (NaN and Infinity allowed: engines write them).
 
         Raises:
-            BadAnswer: it is none.
+            BadAnswerError: it is none.
         """
         return parse_json(self.path, self.body)
 
@@ -85,12 +85,12 @@ def parse_json(path: str, body: bytes) -> Any:
     """Return ``body`` as JSON.
 
     Raises:
-        BadAnswer: it is none.
+        BadAnswerError: it is none.
     """
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
-        raise BadAnswer(f"{path} answers with something that is not JSON: {excerpt(body) or 'nothing'}") from None
+        raise BadAnswerError(f"{path} answers with something that is not JSON: {excerpt(body) or 'nothing'}") from None
 
 
 def excerpt(body: bytes) -> str:
@@ -138,7 +138,7 @@ class Client:
             async for chunk in response.aiter_raw():
                 data += chunk
                 if len(data) > BODY_BYTES:
-                    raise BadAnswer(f"{path} sent more than {BODY_BYTES >> 20} MB; the rest was not read")
+                    raise BadAnswerError(f"{path} sent more than {BODY_BYTES >> 20} MB; the rest was not read")
             return Reply(path, response.status_code, dict(response.headers), bytes(data))
 
     async def post(self, path: str, body: Any, *, timeout_s: float | None = None) -> Any:
@@ -168,7 +168,7 @@ class Client:
                 read += len(chunk)
                 rest += chunk
                 if read > BODY_BYTES or len(rest) > BODY_BYTES:
-                    raise BadAnswer(f"{path} streamed more than {BODY_BYTES >> 20} MB; the rest was not read")
+                    raise BadAnswerError(f"{path} streamed more than {BODY_BYTES >> 20} MB; the rest was not read")
                 if failed:
                     continue
                 *lines, rest = rest.split(b"\n")
@@ -199,16 +199,18 @@ class Client:
             async with asyncio.timeout(allowed), self._http.stream(method, f"{self.base}{path}", **arguments) as reply:
                 if 300 <= reply.status_code < 400:
                     target = excerpt(reply.headers.get("location", "").encode())
-                    raise BadAnswer(f"{path} redirects to {target or 'nowhere'}; redirects are not followed")
+                    raise BadAnswerError(f"{path} redirects to {target or 'nowhere'}; redirects are not followed")
                 if reply.headers.get("content-encoding", "identity").lower() not in ("", "identity"):
-                    raise BadAnswer(f"{path} answers compressed although that was not asked for")
+                    raise BadAnswerError(f"{path} answers compressed although that was not asked for")
                 yield reply
         except TimeoutError:
             if allowed < wanted:
-                raise BudgetSpent(f"the budget of {self.budget.seconds:g} s is used up (--budget-seconds)") from None
-            raise TooSlow(f"{path} gave no whole answer in {allowed:g} s") from None
+                raise BudgetSpentError(
+                    f"the budget of {self.budget.seconds:g} s is used up (--budget-seconds)"
+                ) from None
+            raise TooSlowError(f"{path} gave no whole answer in {allowed:g} s") from None
         except httpx.TimeoutException:
-            raise TooSlow(f"{path} gave no answer in {allowed:g} s") from None
+            raise TooSlowError(f"{path} gave no answer in {allowed:g} s") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             words = excerpt(str(error).encode()) or type(error).__name__
-            raise Unreachable(f"{path}: connection failed ({words})") from None
+            raise UnreachableError(f"{path}: connection failed ({words})") from None

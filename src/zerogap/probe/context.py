@@ -11,7 +11,7 @@ from zerogap.probe import fit, prompts
 from zerogap.probe.ask import NEUTRAL, Answer, Ask, Prompt, Token
 from zerogap.probe.client import Client
 from zerogap.probe.dialects import Dialect, Engine
-from zerogap.probe.limits import ProbeError, Unsupported
+from zerogap.probe.limits import ProbeError, UnsupportedError
 
 
 @dataclass
@@ -78,10 +78,10 @@ class Probe:
         """Return the token ids of ``text`` by the engine's own tokenizer.
 
         Raises:
-            Unsupported: it takes no ids or does not tokenize.
+            UnsupportedError: it takes no ids or does not tokenize.
         """
         if not self.dialect.has_ids:
-            raise Unsupported(f"{self.engine.kind} takes no token ids")
+            raise UnsupportedError(f"{self.engine.kind} takes no token ids")
         key = f"ids:{text}"
         if key not in self.memo:
             self.memo[key] = await self.dialect.tokenize(text)
@@ -92,7 +92,7 @@ class Probe:
         """Return the most likely tokens at the first position under these settings; asked once and remembered.
 
         Raises:
-            Unsupported: the engine gives none.
+            UnsupportedError: the engine gives none.
         """
         width = self.dialect.alternatives
         ask = Ask(prompt, 1, alternatives=width, seed=1, **settings)
@@ -100,7 +100,7 @@ class Probe:
         if key not in self.memo:
             top = (await self.ask(ask)).top
             if not top or not top[0]:
-                raise Unsupported("the engine gives no alternatives beside the chosen token")
+                raise UnsupportedError("the engine gives no alternatives beside the chosen token")
             self.memo[key] = fit.best(top[0], width)
         found: dict[Token, float | None] = self.memo[key]
         return found

@@ -7,7 +7,7 @@ from typing import Any
 from zerogap.console import printable
 from zerogap.probe.client import Client
 from zerogap.probe.dialects import Engine
-from zerogap.probe.limits import BadAnswer, TooSlow, Unreachable
+from zerogap.probe.limits import BadAnswerError, TooSlowError, UnreachableError
 
 _TIMEOUT_S = 10.0
 # What SGLang tells about itself that bears on determinism; the rest of its answer is not kept.
@@ -30,8 +30,8 @@ async def detect(client: Client) -> Engine:
     """Ask the address what it is.
 
     Raises:
-        Unreachable, TooSlow: nobody answers.
-        BadAnswer: somebody answers who is no engine that we know.
+        UnreachableError, TooSlowError: nobody answers.
+        BadAnswerError: somebody answers who is no engine that we know.
     """
     seen: list[str] = []
     for path in ("/server_info", "/get_server_info"):
@@ -61,7 +61,7 @@ async def detect(client: Client) -> Engine:
         kind = {"vllm": "vllm", "sglang": "sglang", "zerogap": "zerogap", "llamacpp": "llama.cpp"}.get(owner, "openai")
         facts = {"max_model_len": first.get("max_model_len")}
         return Engine(kind, number, _text(first["id"]), _plain(facts))
-    raise BadAnswer(f"{client.base} is no engine that is known ({'; '.join(seen[:3]) or 'no answer fits'})")
+    raise BadAnswerError(f"{client.base} is no engine that is known ({'; '.join(seen[:3]) or 'no answer fits'})")
 
 
 async def _first_model(client: Client, seen: list[str]) -> str:
@@ -77,9 +77,9 @@ async def _json(client: Client, path: str, seen: list[str]) -> Any:
             seen.append(f"{path} answers {reply.status}")
             return None
         return reply.json()
-    except (Unreachable, TooSlow):
+    except (UnreachableError, TooSlowError):
         raise
-    except BadAnswer as error:
+    except BadAnswerError as error:
         seen.append(str(error))
         return None
 

@@ -13,23 +13,23 @@ class ProbeError(Exception):
     """A question that got no usable answer; its text is one line for the person."""
 
 
-class BudgetSpent(ProbeError):
+class BudgetSpentError(ProbeError):
     """The requests or seconds allowed are used up."""
 
 
-class Unreachable(ProbeError):
+class UnreachableError(ProbeError):
     """Nobody answers, or the connection broke."""
 
 
-class TooSlow(ProbeError):
+class TooSlowError(ProbeError):
     """No whole answer within the time allowed."""
 
 
-class BadAnswer(ProbeError):
+class BadAnswerError(ProbeError):
     """An answer that cannot be read: too large, compressed, not JSON, of another form, a redirect."""
 
 
-class Unsupported(ProbeError):
+class UnsupportedError(ProbeError):
     """This kind of engine cannot be asked that."""
 
 
@@ -71,12 +71,12 @@ class Budget:
         """Count one request.
 
         Raises:
-            BudgetSpent: nothing is left.
+            BudgetSpentError: nothing is left.
         """
         if self.used >= self.requests:
-            raise BudgetSpent(f"the budget of {self.requests} requests is used up (--budget-requests)")
+            raise BudgetSpentError(f"the budget of {self.requests} requests is used up (--budget-requests)")
         if self.left_s <= 0:
-            raise BudgetSpent(f"the budget of {self.seconds:g} s is used up (--budget-seconds)")
+            raise BudgetSpentError(f"the budget of {self.seconds:g} s is used up (--budget-seconds)")
         self.used += 1
 
     def can_afford(self, requests: int) -> bool:

@@ -6,13 +6,16 @@ import random
 import secrets
 
 _WORDS = (
-    "amber anchor autumn barley basket beacon birch bottle bridge candle canyon carbon castle cedar circle cloud "
-    "copper coral cotton crystal dawn desert dragon eagle ember engine falcon feather fern field flame forest fossil "
-    "garden glacier granite harbor hazel horizon island ivory jasmine juniper kernel lantern lemon linen lotus maple "
-    "marble meadow mirror morning mountain needle north oak ocean olive opal orchard otter paper pearl pebble pepper "
-    "pine planet pocket prairie quartz quiet rain raven reed river saddle salmon sand shadow silver spring stone "
-    "storm summer sunset thistle thunder timber turtle valley velvet violet walnut water willow winter yellow zephyr"
-).split()
+    "amber", "anchor", "autumn", "barley", "basket", "beacon", "birch", "bottle", "bridge", "candle", "canyon",
+    "carbon", "castle", "cedar", "circle", "cloud", "copper", "coral", "cotton", "crystal", "dawn", "desert",
+    "dragon", "eagle", "ember", "engine", "falcon", "feather", "fern", "field", "flame", "forest", "fossil",
+    "garden", "glacier", "granite", "harbor", "hazel", "horizon", "island", "ivory", "jasmine", "juniper", "kernel",
+    "lantern", "lemon", "linen", "lotus", "maple", "marble", "meadow", "mirror", "morning", "mountain", "needle",
+    "north", "oak", "ocean", "olive", "opal", "orchard", "otter", "paper", "pearl", "pebble", "pepper", "pine",
+    "planet", "pocket", "prairie", "quartz", "quiet", "rain", "raven", "reed", "river", "saddle", "salmon", "sand",
+    "shadow", "silver", "spring", "stone", "storm", "summer", "sunset", "thistle", "thunder", "timber", "turtle",
+    "valley", "velvet", "violet", "walnut", "water", "willow", "winter", "yellow", "zephyr",
+)  # fmt: skip
 
 VICTIM = "The old keeper of the lighthouse wrote in his book every evening. Tonight he wrote that the sea was"
 OPEN = "Here is a list of things that I like, in no order at all:"  # many continuations are likely

@@ -18,7 +18,7 @@ from zerogap.probe.client import Client
 from zerogap.probe.context import Probe
 from zerogap.probe.detect import detect
 from zerogap.probe.dialects import Engine, make_dialect
-from zerogap.probe.limits import BadAnswer, Budget, BudgetSpent, ProbeError
+from zerogap.probe.limits import BadAnswerError, Budget, BudgetSpentError, ProbeError
 from zerogap.probe.outcome import Check, Finding, Outcome, checks, unknown
 
 QUICK = (200, 60.0)  # requests, seconds
@@ -68,8 +68,10 @@ class Question:
 
     def __post_init__(self) -> None:
         for name in self.only:
-            if name not in CHECKS:
-                raise UsageError(f"--only: no check is named {name!r}{nearest(name, CHECKS)}")
+            if name not in checks():
+                raise UsageError(f"--only: no check is named {name!r}{nearest(name, checks())}")
+            if checks()[name].group == "trainer" and self.trainer is None:
+                raise UsageError(f"--only {name}: it needs --trainer-model")
 
 
 async def probe(question: Question, told: Callable[[str], None] = lambda text: None) -> Result:
@@ -130,19 +132,21 @@ async def _ask(
     try:
         async with asyncio.timeout(max(budget.left_s, 0.01)):
             outcome = await ask(probe)
-    except (BudgetSpent, TimeoutError) as error:
+    except (BudgetSpentError, TimeoutError) as error:
         reason = str(error) or f"the budget of {budget.seconds:g} s is used up (--budget-seconds)"
         outcome = unknown(f"not finished: {reason}")
     except ProbeError as error:
         outcome = unknown(str(error))
     except (LookupError, TypeError, ValueError, OverflowError) as error:
         # What a stranger sent has a form that nobody thought of; that says nothing about the question asked.
-        outcome = unknown(str(BadAnswer(f"an answer of an unexpected form ({type(error).__name__})")))
+        outcome = unknown(str(BadAnswerError(f"an answer of an unexpected form ({type(error).__name__})")))
     return _finding(check, outcome, budget.used - used, time.monotonic() - began, question)
 
 
 def _finding(check: Check, outcome: Outcome, requests: int, seconds: float, question: Question) -> Finding:
     command = f"zerogap probe {shlex.quote(question.address)}{' --full' if question.full else ''}"
+    if check.group == "trainer":
+        command += f" --trainer-model {shlex.quote(str(question.trainer))}"
     return Finding(check, outcome, requests, seconds, f"{command} --only {check.name}")
 
 
@@ -154,7 +158,7 @@ async def _trainer(probe: Probe, question: Question, budget: Budget, notes: list
     try:
         outcomes = await against_trainer(probe, question.trainer, question.table, notes)
     except ProbeError as error:
-        outcomes = {name: unknown(str(error)) for name in CHECK_NAMES}
+        outcomes = dict.fromkeys(CHECK_NAMES, unknown(str(error)))
     spent, seconds = budget.used - used, time.monotonic() - began
     return [
         _finding(check, outcomes[name], spent, seconds, question)

@@ -7,6 +7,15 @@ from zerogap.probe.outcome import Finding, checks
 from zerogap.probe.run import Result
 
 _DETERMINISM = "determinism"
+_NO_PART = ("rescore", "ties")  # an engine can be deterministic and still score otherwise than it decodes
+_MEANINGS = {
+    "temperature": {"raw": "before temperature", "temperature": "after temperature"},
+    "truncation": {
+        "raw": "before top-p, top-k and min-p",
+        "renormalised": "after top-p, top-k and min-p, renormalised over what is kept",
+        "masked": "after top-p, top-k and min-p, not renormalised",
+    },
+}
 
 
 def exit_code(result: Result) -> ExitCode:
@@ -20,11 +29,11 @@ def exit_code(result: Result) -> ExitCode:
 
 def deterministic(result: Result) -> str:
     """Return yes, no or unknown: does the engine give the same bits whatever else it does."""
-    judged = [f for f in result.findings if f.check.group == _DETERMINISM and f.check.name not in ("rescore", "ties")]
-    if any(f.outcome.status == "fail" for f in judged):
+    asked = {f.check.name: f.outcome.status for f in result.findings}
+    names = [c.name for c in checks().values() if c.group == _DETERMINISM and c.name not in _NO_PART]
+    if any(asked.get(name) == "fail" for name in names):
         return "no"
-    needed = [f for f in judged if f.check.needed]
-    return "yes" if needed and all(f.outcome.status == "pass" for f in needed) else "unknown"
+    return "yes" if all(asked.get(name) == "pass" for name in names if checks()[name].needed) else "unknown"
 
 
 def meaning(result: Result) -> str:
@@ -39,19 +48,12 @@ def meaning(result: Result) -> str:
             said.append(f"{name} unknown")
             continue
         numbers = finding.outcome.numbers
-        text = {
-            "temperature": lambda n: {"raw": "before temperature", "temperature": "after temperature"}.get(
-                n.get("semantics", ""), "at another temperature than asked"
-            ),
-            "truncation": lambda n: {
-                "raw": "before top-p, top-k and min-p",
-                "renormalised": "after top-p, top-k and min-p, renormalised over what is kept",
-                "masked": "after top-p, top-k and min-p, not renormalised",
-            }.get(n.get("semantics", ""), "unclear under top-p, top-k and min-p"),
-            "penalties": lambda n: "penalties in" if finding.outcome.code == "PENALTIES_IN" else "penalties out",
-            "precision": lambda n: str(n.get("grid", "")),
-        }[name](numbers)
-        said.append(text)
+        if name == "precision":
+            said.append(str(numbers.get("grid", "")))
+        elif name == "penalties":
+            said.append("penalties in" if finding.outcome.code == "PENALTIES_IN" else "penalties out")
+        else:
+            said.append(_MEANINGS[name].get(numbers.get("semantics", ""), f"unclear under {name}"))
     return "; ".join(said)
 
 
@@ -62,8 +64,10 @@ def unproven(result: Result) -> list[str]:
     for name, check in checks().items():
         finding = asked.get(name)
         if finding is None:
-            if check.group != "trainer" and check.full and not result.full:
-                said.append(f"{check.title}: asked with --full only")
+            if check.group != "trainer":
+                said.append(
+                    f"{check.title}: not asked" + (" (only with --full)" if check.full and not result.full else "")
+                )
         elif finding.outcome.status == "unknown":
             said.append(f"{check.title}: unknown")
         elif finding.outcome.status == "pass" and check.unproven:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zerogap.probe.ask import Ask
 from zerogap.probe.context import Probe
-from zerogap.probe.limits import BadAnswer, BudgetSpent, HttpError, ProbeError, TooSlow, Unreachable
+from zerogap.probe.limits import BadAnswerError, BudgetSpentError, HttpError, ProbeError, TooSlowError, UnreachableError
 from zerogap.probe.outcome import Outcome, unknown
 
 _TRIES = 3
@@ -14,7 +14,7 @@ async def _health(p: Probe) -> str:
     """Return "200", another status, or why there is none."""
     try:
         return str((await p.client.get(p.dialect.health, timeout_s=10.0)).status)
-    except BudgetSpent:
+    except BudgetSpentError:
         raise
     except ProbeError as error:
         return str(error)
@@ -28,15 +28,15 @@ async def alive(p: Probe) -> Outcome:
         try:
             answer = await p.ask(Ask("1", 1))
             break
-        except BudgetSpent:
+        except BudgetSpentError:
             raise
         except ProbeError as error:
             failures.append(error)
-            if isinstance(error, TooSlow) or (isinstance(error, HttpError) and error.status < 500):
+            if isinstance(error, TooSlowError) or (isinstance(error, HttpError) and error.status < 500):
                 break
     else:
         return await _dead(p, before, failures)
-    if failures and isinstance(failures[-1], TooSlow):
+    if failures and isinstance(failures[-1], TooSlowError):
         return unknown(
             f"NO_TOKEN_IN_TIME: health answers {before}, but {failures[-1]}: it is overloaded, very slow or dead",
             health_before=before,
@@ -55,9 +55,9 @@ async def _dead(p: Probe, before: str, failures: list[ProbeError]) -> Outcome:
     after = await _health(p)
     last = failures[-1]
     numbers = {"health_before": before, "health_after": after, "tries": len(failures)}
-    if isinstance(last, BadAnswer):
+    if isinstance(last, BadAnswerError):
         return Outcome("unknown", f"no answer could be read: {last}", "UNREADABLE", numbers)
-    died = before == "200" and (after != "200" or any(isinstance(f, Unreachable) for f in failures))
+    died = before == "200" and (after != "200" or any(isinstance(f, UnreachableError) for f in failures))
     if died:
         text = f"health answered 200 before, the first request failed ({failures[0]}), health now: {after}"
         return Outcome("fail", text, "DIED_AT_FIRST_FORWARD", numbers)
@@ -69,9 +69,9 @@ async def alive_after(p: Probe) -> Outcome:
     """Ask for one token once more: nothing that the probe asked may have broken the engine."""
     try:
         await p.ask(Ask("1", 1))
-    except BudgetSpent:
+    except BudgetSpentError:
         raise
-    except (Unreachable, HttpError) as error:
+    except (UnreachableError, HttpError) as error:
         if isinstance(error, HttpError) and error.status < 500:
             raise
         health = await _health(p)

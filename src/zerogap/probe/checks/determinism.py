@@ -13,7 +13,6 @@ from zerogap.probe.context import Probe
 from zerogap.probe.limits import HttpError
 from zerogap.probe.outcome import Outcome, unknown
 
-
 # A batch of 32 takes a tenth to a third of the time that its requests would take alone.
 _ONE_BY_ONE = 0.6
 

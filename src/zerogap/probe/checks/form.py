@@ -8,7 +8,7 @@ from typing import Any
 from zerogap.probe import prompts
 from zerogap.probe.ask import Answer, Ask
 from zerogap.probe.context import Probe
-from zerogap.probe.limits import BadAnswer, HttpError, Unreachable
+from zerogap.probe.limits import BadAnswerError, HttpError, UnreachableError
 from zerogap.probe.outcome import Outcome, unknown
 
 _ZERO_RUN = 3  # exact zeros at the end: probability 1 that often in a row, at a high temperature, is a filler
@@ -47,7 +47,8 @@ async def values(p: Probe) -> Outcome:
         cut = (await p.ask(narrow)).logprobs
     except HttpError as error:
         if "JSON" in error.excerpt or "inf" in error.excerpt or "Out of range" in error.excerpt:
-            text = f"NONFINITE_LOGPROB cause=truncated support: with top_p=0.3 and alternatives the engine answers {error.status}: {error.excerpt}"
+            text = f"cause=truncated support: with top_p=0.3 and alternatives the engine answers {error.status}"
+            text = f"NONFINITE_LOGPROB {text}: {error.excerpt}"
             return Outcome("fail", text, "NONFINITE_LOGPROB", {"status": error.status})
         notes.append(f"with top_p=0.3: {error}")
         cut = ()
@@ -91,10 +92,9 @@ async def lengths(p: Probe) -> Outcome:
     asks = [Ask(await p.prompt(prompts.OPEN), size, temperature=1.0, seed=7) for size in (1, 2, 17)]
     for ask, answer in zip(asks, await p.together(asks), strict=True):
         checked += 1
-        three = f"tokens={len(answer.tokens)} logprobs={len(answer.logprobs)} engine's count={answer.claimed} max_tokens={ask.max_tokens}"
-        if len(answer.tokens) != len(answer.logprobs):
-            problems.append(f"LENGTH_MISMATCH {three}")
-        elif answer.claimed is not None and answer.claimed != len(answer.tokens):
+        three = f"tokens={len(answer.tokens)} logprobs={len(answer.logprobs)} engine's count={answer.claimed}"
+        three += f" max_tokens={ask.max_tokens}"
+        if len({len(answer.tokens), len(answer.logprobs)} | {answer.claimed} - {None}) > 1:
             problems.append(f"LENGTH_MISMATCH {three}")
         elif len(answer.tokens) > ask.max_tokens or (answer.finish == "length" and len(answer.tokens) < ask.max_tokens):
             problems.append(f"LENGTH_MISMATCH {three} finish={answer.finish}")
@@ -124,7 +124,8 @@ async def token_ids(p: Probe) -> Outcome:
         short += len(tokens) != carried or (answer.finish == "length" and len(tokens) != size)
     numbers = {"answers": len(answers), "equal_to_encoded_text": canonical, "other_count": short}
     if short and canonical:
-        text = f"RETOKENISED: ids equal the encoded text in {canonical} of {len(answers)} answers, and their number is not that of the sampled tokens"
+        text = f"ids equal the encoded text in {canonical} of {len(answers)} answers"
+        text = f"RETOKENISED: {text}, and their number is not that of the sampled tokens"
         return Outcome("fail", text, "RETOKENISED", numbers)
     if any(answer.problems for answer in answers):
         text = f"two lists of tokens in one answer differ: {next(a.problems[0] for a in answers if a.problems)}"
@@ -197,7 +198,7 @@ async def errors(p: Probe) -> Outcome:
     numbers = {"statuses": seen}
     try:
         await p.ask(Ask("1", 1))
-    except (Unreachable, HttpError) as error:
+    except (UnreachableError, HttpError) as error:
         return Outcome("fail", f"a wrong request ended the engine: {error}", "KILLED_BY_REQUEST", numbers)
     said = ", ".join(f"{what}: {status}" for what, status in seen.items())
     if any("never stop" in text for text in wrong):
@@ -210,7 +211,7 @@ async def errors(p: Probe) -> Outcome:
 async def _status(p: Probe, path: str, body: Any) -> int | str:
     try:
         return (await p.client.request("POST", path, body)).status
-    except BadAnswer as error:
+    except BadAnswerError as error:
         return str(error)
 
 

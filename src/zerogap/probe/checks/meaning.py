@@ -9,7 +9,7 @@ from typing import Any
 from zerogap.probe import fit, prompts
 from zerogap.probe.ask import NEUTRAL, Ask
 from zerogap.probe.context import Probe
-from zerogap.probe.limits import Unsupported
+from zerogap.probe.limits import UnsupportedError
 from zerogap.probe.outcome import Outcome, unknown
 
 _TOLERANCE = 0.02  # of a fitted temperature, penalty or kept mass
@@ -71,7 +71,7 @@ async def truncation(p: Probe) -> Outcome:
     for name, (asked, expected) in settings.items():
         try:
             seen = fit.truncation(plain, await _next(p, prompts.OPEN, **asked))
-        except Unsupported:
+        except UnsupportedError:
             forms[name] = "not offered"
             continue
         forms[name] = seen.form
@@ -105,8 +105,8 @@ def _truncation_warning(numbers: dict[str, Any]) -> tuple[tuple[str, str], ...]:
         text = "with top_p, top_k or min_p on, the gap looks fine and the importance ratio is wrong"
     elif semantics == "renormalised":
         masses = [entry["kept_mass"] for entry in numbers["masses"].values()]
-        text = (f"log-probs are renormalised over the kept set (kept mass {min(masses):.2f} to {max(masses):.2f} here): a "
-                "trainer over the whole vocabulary needs the kept sets, or top_p=1, top_k off, min_p=0")  # fmt: skip
+        text = f"log-probs are renormalised over the kept set (kept mass {min(masses):.2f} to {max(masses):.2f} here)"
+        text += ": a trainer over the whole vocabulary needs the kept sets, or top_p=1, top_k off, min_p=0"
     else:
         text = "the settings are treated differently or the rest is dropped without renormalising; turn truncation off"
     return ((_truncation_code(semantics), text),)
@@ -206,7 +206,7 @@ async def _decode_and_score(p: Probe) -> tuple[list[float | None], list[float | 
         values = list(answer.logprobs[: len(tokens)])
         try:
             again = list((await p.dialect.score([*ids, *tokens]))[len(ids) :])
-        except Unsupported:
+        except UnsupportedError:
             how = "one-token continuations"
             again = await _continue(p, ids, tokens)
         sampled += values

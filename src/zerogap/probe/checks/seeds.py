@@ -5,7 +5,7 @@ from __future__ import annotations
 from zerogap.probe import prompts
 from zerogap.probe.ask import Answer, Ask
 from zerogap.probe.context import Probe
-from zerogap.probe.limits import BadAnswer, HttpError, Unsupported
+from zerogap.probe.limits import BadAnswerError, HttpError, UnsupportedError
 from zerogap.probe.outcome import Outcome, unknown
 
 _SEEDS = (11, 12, 13)
@@ -34,7 +34,7 @@ async def honoured(p: Probe) -> Outcome:
                 raise
             said.append(f"{endpoint}: not offered ({error.status})")
             continue
-        except (Unsupported, BadAnswer) as error:
+        except (UnsupportedError, BadAnswerError) as error:
             said.append(f"{endpoint}: {error}")
             continue
         judged += 1
@@ -82,7 +82,7 @@ async def absent(p: Probe) -> Outcome:
     if distinct == 1:
         text = f"{len(answers)} unseeded requests gave one output: all samples of a group would be the same"
         return Outcome("fail", text, "SAME_WITHOUT_SEED", numbers)
-    warnings = ()
+    warnings: tuple[tuple[str, str], ...] = ()
     if p.engine.facts.get("enable_deterministic_inference"):
         warnings = (
             ("DETERMINISTIC_WITHOUT_SEED", "deterministic inference is on, yet sampling without a seed still varies"),

@@ -10,7 +10,7 @@ from typing import Any
 
 from zerogap.probe.ask import Answer, Ask, Prompt, Token
 from zerogap.probe.client import Client
-from zerogap.probe.limits import BadAnswer, Unsupported
+from zerogap.probe.limits import BadAnswerError, UnsupportedError
 
 
 @dataclass(frozen=True)
@@ -68,17 +68,17 @@ class Dialect:
         """Return the engine's own log-prob of every token of ``ids`` by prefill; the first is None.
 
         Raises:
-            Unsupported: this kind of engine cannot.
+            UnsupportedError: this kind of engine cannot.
         """
-        raise Unsupported(f"{self.engine.kind} does not score a given text")
+        raise UnsupportedError(f"{self.engine.kind} does not score a given text")
 
     async def tokenize(self, text: str) -> tuple[int, ...]:
         """Return the token ids of ``text`` as the engine makes them, without special tokens.
 
         Raises:
-            Unsupported: this kind of engine cannot.
+            UnsupportedError: this kind of engine cannot.
         """
-        raise Unsupported(f"{self.engine.kind} does not tokenize on request")
+        raise UnsupportedError(f"{self.engine.kind} does not tokenize on request")
 
     def wrong_requests(self) -> list[tuple[str, str, Any]]:
         """Return (what is wrong, path, body) of requests that can never succeed and harm nothing."""
@@ -103,14 +103,14 @@ def number(value: Any) -> float | None:
     """Return a log-prob as read: a number, also one that is not finite or written as text; None for null.
 
     Raises:
-        BadAnswer: it is something else.
+        BadAnswerError: it is something else.
     """
     if value is None:
         return None
     if isinstance(value, str) and value.lower().lstrip("+-") in ("nan", "inf", "infinity"):
         return float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise BadAnswer(f"a log-prob is {type(value).__name__} {str(value)[:40]!r}, not a number")
+        raise BadAnswerError(f"a log-prob is {type(value).__name__} {str(value)[:40]!r}, not a number")
     return float(value)
 
 
@@ -118,12 +118,12 @@ def as_list(value: Any, what: str) -> list[Any]:
     """Return ``value`` if it is a list, an empty list for null.
 
     Raises:
-        BadAnswer: it is something else.
+        BadAnswerError: it is something else.
     """
     if value is None:
         return []
     if not isinstance(value, list):
-        raise BadAnswer(f"{what} is {type(value).__name__}, not a list")
+        raise BadAnswerError(f"{what} is {type(value).__name__}, not a list")
     return value
 
 
@@ -131,10 +131,10 @@ def as_dict(value: Any, what: str) -> dict[str, Any]:
     """Return ``value`` if it is an object.
 
     Raises:
-        BadAnswer: it is something else.
+        BadAnswerError: it is something else.
     """
     if not isinstance(value, dict):
-        raise BadAnswer(f"{what} is {type(value).__name__}, not an object")
+        raise BadAnswerError(f"{what} is {type(value).__name__}, not an object")
     return value
 
 
@@ -147,13 +147,13 @@ def as_ids(value: Any, what: str) -> tuple[int, ...] | None:
     """Return token ids, None when there are none.
 
     Raises:
-        BadAnswer: the list holds something else.
+        BadAnswerError: the list holds something else.
     """
     if value is None:
         return None
     items = as_list(value, what)
     if not all(isinstance(item, int) and not isinstance(item, bool) for item in items):
-        raise BadAnswer(f"{what} holds something that is no token id")
+        raise BadAnswerError(f"{what} holds something that is no token id")
     return tuple(items)
 
 

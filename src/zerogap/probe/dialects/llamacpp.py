@@ -7,7 +7,7 @@ from typing import Any
 from zerogap.probe.ask import Answer, Ask, Token
 from zerogap.probe.dialects.base import Dialect, as_count, as_dict, as_ids, as_list, ids_or_text, number, tops
 from zerogap.probe.dialects.openai import OpenAI
-from zerogap.probe.limits import Unsupported
+from zerogap.probe.limits import UnsupportedError
 
 
 class LlamaCpp(Dialect):
@@ -42,7 +42,7 @@ class LlamaCpp(Dialect):
                 ask.but(ignore_eos=False), endpoint=endpoint, count=count, stream=stream, timeout_s=timeout_s
             )
         if count > 1:
-            raise Unsupported("llama.cpp's /completion gives one answer a request")
+            raise UnsupportedError("llama.cpp's /completion gives one answer a request")
         if not stream:
             return [_answer(await self.client.post("/completion", self.body(ask), timeout_s=timeout_s), ask)]
         events = await self.client.events("/completion", self.body(ask) | {"stream": True}, timeout_s=timeout_s)

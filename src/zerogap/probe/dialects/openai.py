@@ -17,7 +17,7 @@ from zerogap.probe.dialects.base import (
     salt,
     tops,
 )
-from zerogap.probe.limits import BadAnswer, Unsupported
+from zerogap.probe.limits import BadAnswerError, UnsupportedError
 
 _ID = "token_id:"
 _STANDARD = ("temperature", "top_p", "frequency_penalty", "presence_penalty")
@@ -26,7 +26,7 @@ _STANDARD = ("temperature", "top_p", "frequency_penalty", "presence_penalty")
 def read_token(text: Any) -> Token:
     """Return a token as the server names it: an id for vLLM's ``token_id:123``, else its text."""
     if not isinstance(text, str):
-        raise BadAnswer(f"a token is {type(text).__name__}, not text")
+        raise BadAnswerError(f"a token is {type(text).__name__}, not text")
     tail = text.removeprefix(_ID)
     return int(tail) if tail is not text and tail.isdigit() else text
 
@@ -49,7 +49,7 @@ class OpenAI(Dialect):
     def chat(self, ask: Ask) -> dict[str, Any]:
         """Return the body of a chat completion with the prompt as the user's message."""
         if not isinstance(ask.prompt, str):
-            raise Unsupported("a chat takes no token ids")
+            raise UnsupportedError("a chat takes no token ids")
         found: dict[str, Any] = {"model": self.engine.model, **self.common(ask)}
         found["messages"] = [{"role": "user", "content": ask.prompt}]
         found["logprobs"] = True
@@ -64,7 +64,7 @@ class OpenAI(Dialect):
             if self.extended or name in _STANDARD:
                 found[name] = value
             elif value != NEUTRAL[name]:
-                raise Unsupported(f"an OpenAI-style server takes no {name}")
+                raise UnsupportedError(f"an OpenAI-style server takes no {name}")
         if ask.seed is not None:
             found["seed"] = ask.seed
         if ask.stop:
@@ -86,13 +86,14 @@ class OpenAI(Dialect):
         reply = as_dict(await self.client.post(path, body, timeout_s=timeout_s), "the answer")
         choices = as_list(reply.get("choices"), "choices")
         if len(choices) != count:
-            raise BadAnswer(f"{path} answers {len(choices)} choices instead of {count}")
-        usage = reply.get("usage") if isinstance(reply.get("usage"), dict) else {}
+            raise BadAnswerError(f"{path} answers {len(choices)} choices instead of {count}")
+        given = reply.get("usage")
+        usage: dict[str, Any] = given if isinstance(given, dict) else {}
         return [_choice(as_dict(choice, "a choice"), usage if count == 1 else {}) for choice in choices]
 
     async def score(self, ids: Sequence[int], temperature: float = 1.0) -> tuple[float | None, ...]:
         """See the base class."""
-        raise Unsupported("an OpenAI-style server does not score token ids")
+        raise UnsupportedError("an OpenAI-style server does not score token ids")
 
     def wrong_requests(self) -> list[tuple[str, str, Any]]:
         """See the base class."""
@@ -130,7 +131,7 @@ class VLLM(OpenAI):
         choice = as_dict(as_list(reply.get("choices"), "choices")[0], "a choice")
         rows = as_list(choice.get("prompt_logprobs"), "prompt_logprobs")
         if len(rows) != len(ids):
-            raise BadAnswer(f"prompt_logprobs has {len(rows)} entries for {len(ids)} tokens")
+            raise BadAnswerError(f"prompt_logprobs has {len(rows)} entries for {len(ids)} tokens")
         return tuple(_scored(row, token) for row, token in zip(rows, ids, strict=True))
 
     async def tokenize(self, text: str) -> tuple[int, ...]:
@@ -215,7 +216,7 @@ def _streamed(events: list[dict[str, Any]]) -> Answer:
         if isinstance(event.get("usage"), dict):
             usage = event["usage"]
         if "error" in event:
-            raise BadAnswer("the stream holds an error")
+            raise BadAnswerError("the stream holds an error")
         for choice in as_list(event.get("choices"), "choices"):
             part = _choice(as_dict(choice, "a choice"), {})
             text += part.text

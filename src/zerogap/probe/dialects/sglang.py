@@ -8,7 +8,7 @@ from typing import Any
 from zerogap.probe.ask import Answer, Ask, Token
 from zerogap.probe.dialects.base import Dialect, as_count, as_dict, as_ids, as_list, number, tops
 from zerogap.probe.dialects.openai import OpenAI
-from zerogap.probe.limits import BadAnswer
+from zerogap.probe.limits import BadAnswerError
 
 
 class SGLang(Dialect):
@@ -50,12 +50,12 @@ class SGLang(Dialect):
             # Every event holds the whole answer so far.
             events = await self.client.events("/generate", body | {"stream": True}, timeout_s=timeout_s)
             if not events:
-                raise BadAnswer("the stream holds no event")
+                raise BadAnswerError("the stream holds no event")
             return [_answer(events[-1], ask)]
         reply = await self.client.post("/generate", body, timeout_s=timeout_s)
         replies = reply if isinstance(reply, list) else [reply]
         if len(replies) != count:
-            raise BadAnswer(f"/generate answers {len(replies)} sequences instead of {count}")
+            raise BadAnswerError(f"/generate answers {len(replies)} sequences instead of {count}")
         return [_answer(item, ask) for item in replies]
 
     async def score(self, ids: Sequence[int], temperature: float = 1.0) -> tuple[float | None, ...]:
@@ -64,7 +64,7 @@ class SGLang(Dialect):
         meta = as_dict(as_dict(await self.client.post("/generate", body), "the answer").get("meta_info"), "meta_info")
         rows = as_list(meta.get("input_token_logprobs"), "input_token_logprobs")
         if len(rows) != len(ids):
-            raise BadAnswer(f"input_token_logprobs has {len(rows)} entries for {len(ids)} tokens")
+            raise BadAnswerError(f"input_token_logprobs has {len(rows)} entries for {len(ids)} tokens")
         return tuple(number(as_list(row, "input_token_logprobs")[0]) for row in rows)
 
     async def tokenize(self, text: str) -> tuple[int, ...]:
@@ -92,7 +92,7 @@ def _answer(reply: Any, ask: Ask) -> Answer:
     meta = as_dict(found.get("meta_info"), "meta_info")
     rows = [as_list(row, "output_token_logprobs") for row in as_list(meta.get("output_token_logprobs"), "log-probs")]
     if any(len(row) < 2 for row in rows):
-        raise BadAnswer("output_token_logprobs holds an entry without log-prob and token id")
+        raise BadAnswerError("output_token_logprobs holds an entry without log-prob and token id")
     carried = as_ids([row[1] for row in rows], "output_token_logprobs") or ()
     ids = as_ids(found.get("output_ids"), "output_ids")
     top: list[dict[Token, float | None]] = []

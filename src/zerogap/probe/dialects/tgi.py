@@ -7,7 +7,7 @@ from typing import Any
 from zerogap.probe.ask import NEUTRAL, Answer, Ask
 from zerogap.probe.dialects.base import Dialect, as_count, as_dict, as_list, number, tops
 from zerogap.probe.dialects.openai import OpenAI
-from zerogap.probe.limits import Unsupported
+from zerogap.probe.limits import UnsupportedError
 
 
 class TGI(Dialect):
@@ -22,7 +22,7 @@ class TGI(Dialect):
     def body(self, ask: Ask) -> dict[str, Any]:
         """Return the body of ``/generate``."""
         if not isinstance(ask.prompt, str):
-            raise Unsupported("TGI takes no token ids")
+            raise UnsupportedError("TGI takes no token ids")
         params: dict[str, Any] = {"max_new_tokens": ask.max_tokens, "details": True}
         if ask.temperature is not None:
             params["do_sample"] = ask.temperature > 0
@@ -32,7 +32,7 @@ class TGI(Dialect):
             if value == NEUTRAL[name] and name != "temperature":
                 continue  # TGI refuses the values that stand for "off" elsewhere
             if name in ("min_p", "presence_penalty"):
-                raise Unsupported(f"TGI takes no {name}")
+                raise UnsupportedError(f"TGI takes no {name}")
             params[name] = value
         if ask.alternatives:
             params["top_n_tokens"] = min(ask.alternatives, self.alternatives)
@@ -51,7 +51,7 @@ class TGI(Dialect):
                 ask, endpoint=endpoint, count=count, stream=stream, timeout_s=timeout_s
             )
         if count > 1:
-            raise Unsupported("TGI's /generate gives one answer a request")
+            raise UnsupportedError("TGI's /generate gives one answer a request")
         if not stream:
             return [_answer(await self.client.post("/generate", self.body(ask), timeout_s=timeout_s))]
         events = [as_dict(event, "an event") for event in await self.client.events("/generate_stream", self.body(ask))]
