@@ -5,7 +5,7 @@ BIN     = $(VENV)/bin
 STAMP   = $(VENV)/.installed
 SMOLLM2 = .models/smollm2-135m-instruct
 
-.PHONY: demo test test-all lint types smollm2 test-smollm2 clean
+.PHONY: demo test test-all lint types smollm2 test-smollm2 test-peers clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -19,7 +19,7 @@ test: $(STAMP)  ## the short form of every test
 	$(BIN)/python -m pytest
 
 test-all: $(STAMP) smollm2  ## the full matrices and the real model
-	$(BIN)/python -m pytest -m ''
+	$(BIN)/python -m pytest -m 'not peer'
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -35,6 +35,9 @@ $(SMOLLM2)/config.json: scripts/fetch_smollm2.py | $(STAMP)
 
 test-smollm2: $(STAMP) smollm2  ## the tests on the real model
 	$(BIN)/python -m pytest -m model
+
+test-peers: $(STAMP) smollm2  ## zerogap probe against real vLLM on the CPU, in an environment of its own
+	$(BIN)/python -m pytest -m peer tests/peers
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

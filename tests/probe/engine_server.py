@@ -159,6 +159,7 @@ class Engine:
             or (kind == "batch" and batch > 6)
             or (kind == "cache" and row.cached > 0)
             or (kind == "order" and row.order % 2 == 0)
+            or (kind == "neighbour" and row.neighbours_prompt > 150)
             or (kind == "chunk" and row.neighbours_prompt > 500 and len(row.prompt) > 1000)
             or (self.truth.decode_noise and len(row.tokens) > 0)
         )

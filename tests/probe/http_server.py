@@ -44,6 +44,8 @@ def told(truth: Truth, row: Row) -> tuple[list[int], list[Any], list[list[tuple[
         values = [v if n < len(values) - 5 else 0.0 for n, v in enumerate(values)]
     elif lie == "short":
         values = values[:-1] if len(values) > 1 else values
+    elif lie == "null and nan":
+        values = [{1: None, 2: math.nan}.get(n, v) for n, v in enumerate(values)]
     elif lie in ("null", "nan", "sentinel", "neginf"):
         filler = {"null": None, "nan": math.nan, "sentinel": -9999.0, "neginf": -math.inf}[lie]
         values = [filler if n == 3 else v for n, v in enumerate(values)]

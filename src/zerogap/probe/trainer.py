@@ -103,7 +103,8 @@ def judge_gap(sampled: Sequence[Sampled], scored: Sequence[Floats], model: str) 
     }
     if not known.any():
         return unknown("no log-prob could be compared", **numbers)
-    said = f"{equal} of {len(d)} tokens bit-equal, mean abs {numbers['logprob_abs_diff']:.3g}, max {numbers['max_abs']:.3g}"
+    said = f"{equal} of {len(d)} tokens bit-equal, mean abs {numbers['logprob_abs_diff']:.3g}"
+    said += f", max {numbers['max_abs']:.3g}"
     if equal == len(d):
         return Outcome("pass", said, "GAP_IS_ZERO", numbers)
     if find_spec("zerogap.gap") is None:

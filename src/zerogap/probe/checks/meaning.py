@@ -13,6 +13,7 @@ from zerogap.probe.limits import UnsupportedError
 from zerogap.probe.outcome import Outcome, unknown
 
 _TOLERANCE = 0.02  # of a fitted temperature, penalty or kept mass
+_TINY = 0.005  # below the floor of 0.01 that some engines put under a temperature
 _SHIFT_CLEAR = 0.2  # nats: a log-prob of another token is further away than that
 
 
@@ -47,9 +48,23 @@ async def temperature(p: Probe) -> Outcome:
         return Outcome("pass", f"{text} ({seen})", "RAW_BEFORE_TEMPERATURE", numbers | {"semantics": "raw"}, (warning,))
     if all(abs(value / asked - 1) <= _TOLERANCE for asked, value in values.items()):
         p.memo["temperature"] = "applied"
-        text = "semantics=AFTER_TEMPERATURE: the trainer must divide its logits by T"
-        return Outcome("pass", f"{text} ({seen})", "AFTER_TEMPERATURE", numbers | {"semantics": "temperature"})
+        text = f"semantics=AFTER_TEMPERATURE: the trainer must divide its logits by T ({seen})"
+        numbers["semantics"] = "temperature"
+        warnings: tuple[tuple[str, str], ...] = ()
+        floor = await _floor(p) if p.full else None
+        if floor is not None:
+            numbers["floor"] = floor
+            says = f"temperature={_TINY:g} engine_effective={floor:.3g}: lower temperatures are raised to that"
+            warnings = (("TEMPERATURE_FLOOR", says),)
+        return Outcome("pass", text, "AFTER_TEMPERATURE", numbers, warnings)
     return Outcome("fail", f"the log-probs stand at another temperature: {seen}", "TEMPERATURE_NOT_AS_ASKED", numbers)
+
+
+async def _floor(p: Probe) -> float | None:
+    """Return the temperature that stands in for a very small one, None if it is taken as asked or cannot be seen."""
+    lists = [(await _plain(p, text), await _next(p, text, temperature=_TINY)) for text in _TEXTS]
+    found = fit.temperature(lists)
+    return found if found is not None and abs(found / _TINY - 1) > 0.1 else None
 
 
 async def truncation(p: Probe) -> Outcome:
@@ -271,10 +286,17 @@ async def rescore(p: Probe) -> Outcome:
     }
     if equal == len(pairs):
         return Outcome("pass", f"{equal} of {len(pairs)} bit-equal, by {how}", numbers=numbers)
+    hint = ""
+    degree = p.engine.facts.get("tp_size")
+    if isinstance(degree, int) and degree > 1:
+        hint = (
+            f"ALLREDUCE_ORDER is a suspect at tensor-parallel degree {degree}: measure the same at degree 1, and pin "
+        )
+        hint += "NCCL_MIN_NCHANNELS and NCCL_MAX_NCHANNELS to one value"
     text = (
         f"{equal} of {len(pairs)} bit-equal, mean abs {numbers['mean_abs']:.2g}, max {numbers['max_abs']:.2g}, by {how}"
     )
-    return Outcome("fail", text, "PREFILL_IS_NOT_DECODE", numbers)
+    return Outcome("fail", text, "PREFILL_IS_NOT_DECODE", numbers, hint=hint)
 
 
 async def rescore_temperature(p: Probe) -> Outcome:
