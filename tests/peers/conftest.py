@@ -1,4 +1,4 @@
-"""vLLM's CPU build in an environment of its own, kept in a cache folder; skipped with a reason where it cannot be had."""
+"""vLLM's CPU build in an environment of its own in a cache folder; skipped with a reason if it cannot be had."""
 
 from __future__ import annotations
 
@@ -110,13 +110,8 @@ def vllm_command(python: Path, model: Path, port: int, *flags: str) -> list[str]
 
 def vllm_environment(**more: str) -> dict[str, str]:
     """Return an environment in which vLLM keeps to itself."""
-    quiet = {
-        "VLLM_CPU_KVCACHE_SPACE": "2",
-        "OMP_WAIT_POLICY": "passive",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
-    return {**os.environ, **quiet, **more}
+    quiet = {"VLLM_CPU_KVCACHE_SPACE": "2", "OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1"}
+    return {**os.environ, **quiet, "VLLM_NO_USAGE_STATS": "1", **more}
 
 
 def wait_healthy(address: str, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -60,9 +60,8 @@ def test_the_gap_to_two_trainers(
 def test_processed_logprobs_and_inherited_defaults(start_vllm: Start, capsys: pytest.CaptureFixture[str]) -> None:
     defaults = '{"repetition_penalty": 1.1, "top_p": 0.8}'
     other = start_vllm("--logprobs-mode", "processed_logprobs", "--override-generation-config", defaults)
-    _, body = ask(
-        capsys, other, "--only", "temperature", "--only", "truncation", "--only", "penalties", "--only", "defaults"
-    )
+    names = ("temperature", "truncation", "penalties", "defaults")
+    _, body = ask(capsys, other, *(word for name in names for word in ("--only", name)))
     found = {f["name"]: f for f in body["findings"]}
     assert found["temperature"]["numbers"]["semantics"] == "temperature"
     assert found["truncation"]["numbers"]["semantics"] == "renormalised"
@@ -76,7 +75,7 @@ class TestBatchInvariantOnTheCpu:
     """The mode is neither supported nor refused there: health is fine until the first forward."""
 
     def test_the_probe_says_so(self, start_vllm: Start, capsys: pytest.CaptureFixture[str]) -> None:
-        code, body = ask(capsys, start_vllm(VLLM_BATCH_INVARIANT="1"))
+        code, body = ask(capsys, start_vllm("--enforce-eager", VLLM_BATCH_INVARIANT="1"))
         alive = next(f for f in body["findings"] if f["name"] == "alive")
         assert code == 1
         assert alive["code"] in ("DIED_AT_FIRST_FORWARD", "DEAD_BEHIND_HEALTH")

@@ -15,6 +15,7 @@ from zerogap.console import out, printable
 from zerogap.errors import UsageError
 from zerogap.probe import verdict
 from zerogap.probe.advice import advise
+from zerogap.probe.dialects import Engine
 from zerogap.probe.outcome import Finding
 from zerogap.probe.run import NOT_ASKED, Result
 
@@ -131,14 +132,7 @@ def _show_end(result: Result, changes: list[str] | None) -> None:
         for change in changes or ["nothing changed"]:
             console.print(f"  {printable(change)}", soft_wrap=True)
     if result.engine is not None and verdict.deterministic(result) != "yes":
-        advice = advise(result.engine)
-        console.print("\nto make it deterministic" + (f" ({advice.contract})" if advice.contract else ""))
-        for text in advice.switches:
-            console.print(f"  switch on: {text}", soft_wrap=True)
-        for text in advice.costs:
-            console.print(f"  costs: {text}", soft_wrap=True)
-        for text in advice.notes:
-            console.print(f"  note: {text}", soft_wrap=True)
+        _show_advice(result.engine, dead=any(f.outcome.observed.startswith(NOT_ASKED) for f in result.findings))
     console.print("\nnot proven by this")
     for text in verdict.unproven(result):
         console.print(f"  {printable(text)}", soft_wrap=True)
@@ -151,6 +145,21 @@ def _show_end(result: Result, changes: list[str] | None) -> None:
         f"deterministic: {verdict.deterministic(result)} ({result.requests} requests, {result.seconds:.1f} s)",
         soft_wrap=True,
     )
+
+
+def _show_advice(engine: Engine, dead: bool) -> None:
+    """Print what to switch on and what it costs; of a dead engine only what may explain it."""
+    console, advice = out(), advise(engine)
+    if not dead:
+        console.print("\nto make it deterministic" + (f" ({advice.contract})" if advice.contract else ""))
+        for text in advice.switches:
+            console.print(f"  switch on: {text}", soft_wrap=True)
+        for text in advice.costs:
+            console.print(f"  costs: {text}", soft_wrap=True)
+    else:
+        console.print(f"\nknown of {engine.kind}")
+    for text in advice.notes:
+        console.print(f"  note: {text}", soft_wrap=True)
 
 
 def junit(result: Result) -> str:

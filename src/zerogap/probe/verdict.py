@@ -61,6 +61,7 @@ def unproven(result: Result) -> list[str]:
     """Return the claims that this probe leaves open, whatever it found."""
     asked = {f.check.name: f for f in result.findings}
     said: list[str] = []
+    silent: list[str] = []
     for name, check in checks().items():
         finding = asked.get(name)
         if finding is None:
@@ -69,9 +70,11 @@ def unproven(result: Result) -> list[str]:
                     f"{check.title}: not asked" + (" (only with --full)" if check.full and not result.full else "")
                 )
         elif finding.outcome.status == "unknown":
-            said.append(f"{check.title}: unknown")
+            silent.append(name)
         elif finding.outcome.status == "pass" and check.unproven:
             said.append(check.unproven)
+    if silent:
+        said.insert(0, f"unknown: {', '.join(silent)}")
     if "trainer-gap" not in asked:
         said.append("equality with a trainer: no model was given (--trainer-model)")
     said.append("other versions, flags, GPUs, tensor-parallel degrees, and loads than those of this probe")
