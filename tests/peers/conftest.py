@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -72,15 +73,15 @@ def smollm2() -> Path:
     return given
 
 
-Start = Callable[..., str]
+Start = Callable[..., AbstractContextManager[str]]
 
 
-@pytest.fixture(scope="module")
-def start_vllm(peer_python: Path, smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    """Return a function that starts vLLM on the CPU and gives its address once its health check answers."""
-    running: list[subprocess.Popen[bytes]] = []
+@pytest.fixture(scope="session")
+def running_vllm(peer_python: Path, smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Start:
+    """Return a context manager that runs vLLM on the CPU and gives its address once its health check answers."""
 
-    def start(*flags: str, **environment: str) -> str:
+    @contextmanager
+    def start(*flags: str, **environment: str) -> Iterator[str]:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         log = tmp_path_factory.mktemp("vllm") / "log"
@@ -91,14 +92,14 @@ def start_vllm(peer_python: Path, smollm2: Path, tmp_path_factory: pytest.TempPa
             env=vllm_environment(**environment),
             start_new_session=True,
         )
-        running.append(process)
-        address = f"http://127.0.0.1:{port}"
-        wait_healthy(address, process, log)
-        return address
+        try:
+            address = f"http://127.0.0.1:{port}"
+            wait_healthy(address, process, log)
+            yield address
+        finally:
+            end(process)
 
-    yield start
-    for process in running:
-        end(process)
+    return start
 
 
 def vllm_command(python: Path, model: Path, port: int, *flags: str) -> list[str]:

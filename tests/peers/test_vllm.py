@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,8 +18,9 @@ SCRIPT = Path(__file__).with_name("openai_script.py")
 
 
 @pytest.fixture(scope="module")
-def address(start_vllm: Start) -> str:
-    return start_vllm()
+def address(running_vllm: Start) -> Iterator[str]:
+    with running_vllm() as found:
+        yield found
 
 
 def ask(capsys: pytest.CaptureFixture[str], address: str, *arguments: str) -> tuple[int, dict]:
@@ -57,11 +59,12 @@ def test_the_gap_to_two_trainers(
     assert table.stat().st_size > 0
 
 
-def test_processed_logprobs_and_inherited_defaults(start_vllm: Start, capsys: pytest.CaptureFixture[str]) -> None:
+def test_processed_logprobs_and_inherited_defaults(running_vllm: Start, capsys: pytest.CaptureFixture[str]) -> None:
     defaults = '{"repetition_penalty": 1.1, "top_p": 0.8}'
-    other = start_vllm("--logprobs-mode", "processed_logprobs", "--override-generation-config", defaults)
     names = ("temperature", "truncation", "penalties", "defaults")
-    _, body = ask(capsys, other, *(word for name in names for word in ("--only", name)))
+    flags = ("--enforce-eager", "--logprobs-mode", "processed_logprobs", "--override-generation-config", defaults)
+    with running_vllm(*flags) as other:
+        _, body = ask(capsys, other, *(word for name in names for word in ("--only", name)))
     found = {f["name"]: f for f in body["findings"]}
     assert found["temperature"]["numbers"]["semantics"] == "temperature"
     assert found["truncation"]["numbers"]["semantics"] == "renormalised"
@@ -74,8 +77,9 @@ def test_processed_logprobs_and_inherited_defaults(start_vllm: Start, capsys: py
 class TestBatchInvariantOnTheCpu:
     """The mode is neither supported nor refused there: health is fine until the first forward."""
 
-    def test_the_probe_says_so(self, start_vllm: Start, capsys: pytest.CaptureFixture[str]) -> None:
-        code, body = ask(capsys, start_vllm("--enforce-eager", VLLM_BATCH_INVARIANT="1"))
+    def test_the_probe_says_so(self, running_vllm: Start, capsys: pytest.CaptureFixture[str]) -> None:
+        with running_vllm("--enforce-eager", VLLM_BATCH_INVARIANT="1") as address:
+            code, body = ask(capsys, address)
         alive = next(f for f in body["findings"] if f["name"] == "alive")
         assert code == 1
         assert alive["code"] in ("DIED_AT_FIRST_FORWARD", "DEAD_BEHIND_HEALTH")
