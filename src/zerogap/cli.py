@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from zerogap import __version__
-from zerogap.console import message
-from zerogap.errors import ExitCode, ZerogapError
+from zerogap import __version__, signals
+from zerogap.console import discard_stdout, finish_stdout, message, prepare_streams
+from zerogap.errors import ExitCode, UsageError, ZerogapError
 
 app = typer.Typer(
     name="zerogap",
@@ -65,9 +65,95 @@ def train(
     from zerogap.threads import prepare_environment
 
     prepare_environment()
-    from zerogap.rl.command import train_command
+    with signals.quitting():
+        try:
+            from zerogap.rl.command import train_command
+        except ImportError as error:
+            reason = " ".join(str(error).split())
+            raise UsageError(f"cannot load what training needs ({reason}); pip install 'zerogap[train]'") from error
 
-    raise typer.Exit(train_command(config, overrides or [], resume=resume, as_json=json))
+    with signals.unwinding():
+        code = train_command(config, overrides or [], resume=resume, as_json=json)
+    raise typer.Exit(code)
+
+
+@app.command()
+def check(
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- COMMAND]...", help="The launch command itself; it is not run.")
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="Model folder, hub name or known name.")] = None,
+    gpu: Annotated[
+        list[str] | None, typer.Option("--gpu", help="Planned GPU: GB10, 8xH100, engine=H20; may be repeated.")
+    ] = None,
+    contract: Annotated[
+        list[str] | None, typer.Option("--contract", "-c", help="Contract that must hold; may be repeated.")
+    ] = None,
+    launch: Annotated[
+        Path | None, typer.Option("--launch", help="Launch script, log or configuration; it is read, not run.")
+    ] = None,
+    assume: Annotated[list[str] | None, typer.Option("--assume", metavar="FACT=VALUE", help="State one fact.")] = None,
+    stack: Annotated[
+        str | None, typer.Option("--stack", help="State a whole known set, such as miles-2026-08.")
+    ] = None,
+    python: Annotated[
+        Path | None, typer.Option("--python", help="Python of the run's environment; it is not run.")
+    ] = None,
+    facts: Annotated[
+        Path | None, typer.Option("--facts", help="Facts that --collect wrote on another machine.")
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option("--only", metavar="NAME", help="Check one requirement or fault again.")
+    ] = None,
+    contracts: Annotated[Path | None, typer.Option("--contracts", help="Folder with contracts of your own.")] = None,
+    against: Annotated[
+        Path | None, typer.Option("--against", help="Log of a run: compare what it resolved with what was planned.")
+    ] = None,
+    collect: Annotated[bool, typer.Option("--collect", help="Write this machine's facts as JSON and stop.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the contracts and stop.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Show what holds, too, with evidence.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Say before a run whether this machine (or a planned one) and model can do what a contract promises.
+
+    Exit codes: 0 holds; 1 does not hold; 2 bad input; 3 something needed is unknown.
+    """
+    from zerogap.contracts.command import Options, check_command
+
+    options = Options(
+        model, gpu or (), contract or (), launch, command or (), assume or (), stack, python, facts, only, contracts,
+        against, collect, list_, explain, json,
+    )  # fmt: skip
+    raise typer.Exit(check_command(options))
+
+
+@app.command()
+def certify(
+    model: Annotated[
+        str, typer.Option("--model", help="Model folder, hub name, or builtin:tiny-qwen3.")
+    ] = "builtin:tiny-qwen3",
+    ops: Annotated[
+        str, typer.Option("--ops", help="zerogap: prove ours; torch: show which of torch's own break the row law.")
+    ] = "zerogap",
+    full: Annotated[bool, typer.Option("--full/--quick", help="More shapes and sequences.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", help="Certificate file; else the certificate folder.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Prove on this device, for this model's shapes, that engine and trainer agree bit for bit.
+
+    Exit codes: 0 every proof holds; 1 one does not, and the first is named; 2 bad input.
+    """
+    from zerogap.errors import UsageError, nearest
+    from zerogap.threads import prepare_environment
+
+    if ops not in ("zerogap", "torch"):
+        raise UsageError(f"--ops {ops!r}: must be zerogap or torch{nearest(ops, ['zerogap', 'torch'])}")
+    prepare_environment()
+    from zerogap.certify.command import certify_command
+
+    raise typer.Exit(certify_command(model, ops, full, json, output))
 
 
 @app.command()
@@ -117,7 +203,20 @@ def probe(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit the process with a documented code (see ``zerogap.errors.ExitCode``)."""
-    sys.exit(run(arguments))
+    prepare_streams()
+    try:
+        code = run(arguments)
+    except Exception:
+        # A fault of ours: its place is worth showing, and 1, which the interpreter would give, is a verdict.
+        traceback.print_exc()
+        message("zerogap: this is a fault of zerogap, please report it; nothing was established")
+        code = int(ExitCode.UNKNOWN)
+    signals.ignore()
+    problem = finish_stdout()
+    if problem is not None:
+        message(f"zerogap: error: stdout: {problem}; give it a place that can be written")
+        code = int(ExitCode.USAGE)
+    sys.exit(code)
 
 
 def run(arguments: list[str] | None = None) -> int:
@@ -134,8 +233,15 @@ def run(arguments: list[str] | None = None) -> int:
         return int(ExitCode.USAGE)
     except (typer.Abort, KeyboardInterrupt):
         message("zerogap: interrupted")
-        return int(ExitCode.INTERRUPTED)
-    except BrokenPipeError:
-        # The reader of our stdout went away (`| head`); keep the interpreter from complaining at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return int(ExitCode.HOLDS)
+        return int(ExitCode.USAGE)
+    except SystemExit as ended:
+        # click and rich end the process with 1 when the reader of stdout has gone (`| head`); 1 would be a verdict.
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
+        discard_stdout()
+        return int(ExitCode.UNKNOWN)
+    except OSError as error:
+        # The last net: a place that the verb's own checks did not foresee.
+        where = "" if error.filename is None else f"{str(error.filename)[:200]}: "
+        message(f"zerogap: error: {where}{error.strerror or error}; check that path or the space and limits there")
+        return int(ExitCode.USAGE)

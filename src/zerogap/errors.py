@@ -12,9 +12,8 @@ class ExitCode(IntEnum):
 
     HOLDS = 0
     DOES_NOT_HOLD = 1
-    USAGE = 2  # usage error or unreadable input
+    USAGE = 2  # usage error or unreadable input; also Ctrl-C, since nothing was established
     UNKNOWN = 3  # something needed could not be established
-    INTERRUPTED = 130  # Ctrl-C, as shells report it
 
 
 class ZerogapError(Exception):

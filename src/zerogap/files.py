@@ -7,6 +7,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+_TEMPORARY = ".tmp"
+
 
 def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
     """Call ``write(temporary_path)``, then move the result to ``path``; on any failure nothing is left behind.
@@ -15,7 +17,7 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
         path: the file to create or replace; its folder must exist.
         write: fills the file at the path it is given.
     """
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_TEMPORARY)
     os.close(handle)
     temporary = Path(name)
     try:
@@ -27,6 +29,11 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def is_temporary(path: Path) -> bool:
+    """Return whether ``path`` is named as `write_atomic` names its temporary files; a killed process leaves one."""
+    return path.name.startswith(".") and path.name.endswith(_TEMPORARY)
 
 
 def write_text_atomic(path: Path, text: str) -> None:

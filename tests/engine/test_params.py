@@ -10,6 +10,7 @@ from zerogap.errors import UsageError
     ("field", "value"),
     [
         ("temperature", -0.1),
+        ("temperature", 1e-46),
         ("temperature", math.nan),
         ("temperature", math.inf),
         ("temperature", True),

@@ -45,6 +45,19 @@ def test_transformers_reads_back_the_same_bits(tmp_path: Path, family: str, tied
     assert weights_digest(again.state_dict()) == weights_digest(decoder.state_dict())
 
 
+@pytest.mark.parametrize("named", [{}, {"torch_dtype": "bfloat16"}, {"dtype": "bfloat16"}])
+def test_a_reader_that_trusts_the_configuration_gets_the_same_bits(tmp_path: Path, named: dict[str, str]) -> None:
+    """Most hub checkpoints name bfloat16, to which a reader would round the float32 weights of training."""
+    source = write(tmp_path / "source", "qwen3")
+    values = json.loads((source / "config.json").read_text()) | named
+    (source / "config.json").write_text(json.dumps(values))
+    decoder = load_decoder(source)
+    save_decoder(decoder, tmp_path / "saved", source)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved", dtype="auto").state_dict()
+    for name, value in decoder.state_dict().items():
+        assert same_bits(value, theirs[name]), name
+
+
 def test_shards(tmp_path: Path, folder: Path) -> None:
     whole = load_decoder(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

@@ -100,6 +100,37 @@ def test_row_op(name: str, drawn: tuple[int, int, Tensor, Tensor]) -> None:
     assert not broken(ROW_OPS[name], *drawn)
 
 
+SAMPLERS = {
+    "off": (1.0, 0, 1.0, 0.0), "top-k": (1.0, 20, 1.0, 0.0), "wide top-k": (0.8, 300, 1.0, 0.0),
+    "top-p": (1.0, 0, 0.9, 0.0), "both": (0.7, 50, 0.95, 0.0), "min-p": (1.0, 0, 1.0, 0.02),
+    "greedy": (0.0, 5, 0.5, 0.1),
+}  # fmt: skip
+
+
+def sampler_rows(names: list[str]) -> ops.SamplerRows:
+    columns = zip(*(SAMPLERS[name] for name in names), strict=True)
+    temperature, top_k, top_p, min_p = (torch.tensor(column) for column in columns)
+    return ops.SamplerRows(temperature.double(), top_k, top_p.double(), min_p.double())
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    names=st.lists(st.sampled_from(sorted(SAMPLERS)), min_size=2, max_size=6),
+    scale=st.sampled_from([1.0, 6.0, 30.0]),
+    vocabulary=st.sampled_from([40, 2000]),
+    seed=st.integers(0, 1000),
+)
+def test_a_row_is_blind_to_the_sampler_settings_of_others(
+    names: list[str], scale: float, vocabulary: int, seed: int
+) -> None:
+    """Sharp rows matter: a total rounded to float32 may lie below the sum of the first tokens."""
+    logits = normal(len(names), vocabulary, seed=seed) * scale
+    together = ops.log_distribution(logits.clone(), sampler_rows(names)).logprob_RV
+    for row, name in enumerate(names):
+        alone = ops.log_distribution(logits[row : row + 1].clone(), sampler_rows([name])).logprob_RV
+        assert same_bits(together[row : row + 1], alone), name
+
+
 @pytest.mark.parametrize("name", CONTROLS)
 def test_control_fails(name: str) -> None:
     rows = 37
@@ -212,6 +243,39 @@ def test_start_up_proof_finds_a_library_that_cheats() -> None:
     assert list(selftest.broken_laws(shape, torch.float32)) == []
     assert any("tiles at once" in what for what in selftest.broken_laws(shape, torch.float32, by_count))
     assert any("rows moved" in what for what in selftest.broken_laws(shape, torch.float32, by_position))
+
+
+def test_start_up_proof_lays_factors_out_as_the_ops_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library may choose its path by stride, so a proof on other strides proves nothing about the op."""
+    seen: set[tuple[object, ...]] = set()
+
+    def spy(a: Tensor, b: Tensor) -> Tensor:
+        seen.add((*a.shape[1:], *b.shape[1:], a.stride()[1:], b.stride()[1:]))
+        return bmm(a, b)
+
+    bmm = torch.bmm
+    monkeypatch.setattr(torch, "bmm", spy)
+    ops.linear(normal(40, 512), normal(70, 512), segments=ops.segment_count(512))
+    ops.linear(normal(3, 80), normal(128, 80))
+    q, k, v = normal(40, 4, 16), normal(40, 2, 16), normal(40, 2, 16)
+    ops.attention(q, k, v, ops.AttentionPlan.build([ops.Chunk(0, 40, range(40))], 1), 0.25)
+    used, seen = seen, set()
+    for shape in (
+        selftest.linear_shape("down_proj", 512, 70, ops.segment_count(512)),
+        selftest.linear_shape("up_proj", 80, 128),
+        *selftest.attention_shapes(4, 2, 16),
+    ):
+        assert list(selftest.broken_laws(shape, torch.float32, spy)) == []
+    assert len(used) == 4
+    assert used <= seen
+
+
+def test_start_up_proof_of_scans_finds_a_sum_that_depends_on_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    cumsum = Tensor.cumsum
+    selftest.prove_scans(500)
+    monkeypatch.setattr(Tensor, "cumsum", lambda x, dim: cumsum(x, dim) * (1 + 2**-52 * (x.shape[1] < 500)))
+    with pytest.raises(NotHeldError, match="cumsum over 500 tokens"):
+        selftest.prove_scans(500)
 
 
 def test_start_up_proof_refuses_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

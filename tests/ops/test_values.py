@@ -120,6 +120,17 @@ def test_token_logprobs_of_kept_sets() -> None:
     assert torch.equal(replay.logprob_R, ours.logprob_R)
 
 
+def test_replayed_set_far_below_the_rest_stays_finite() -> None:
+    """Later weights may put every kept token far below one that was not kept."""
+    kept = (torch.tensor([1, 3]),)
+    settings_R = ops.SamplerRows.uniform_settings(1, top_p=0.5).replaying(kept)
+    distribution = ops.log_distribution(torch.tensor([[500.0, 1.0, 499.0, 2.0]]), settings_R)
+    expected = torch.log_softmax(torch.tensor([1.0, 2.0]), 0)
+    assert (distribution.logprobs_of(torch.tensor([3])) - expected[1]).abs() < 1e-6
+    assert distribution.logprobs_of(torch.tensor([0])).item() == -torch.inf
+    assert bool(distribution.entropy_R.isfinite())
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_exp_and_log(dtype: torch.dtype) -> None:
     ulp = torch.finfo(dtype).eps

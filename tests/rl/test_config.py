@@ -134,9 +134,9 @@ def test_the_configuration_cannot_be_changed() -> None:
 
 
 @given(
-    st.text(min_size=1),
+    st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1),
     st.floats(0, 10, exclude_min=True),
-    st.lists(st.text(min_size=1), max_size=4),
+    st.lists(st.text(st.characters(exclude_characters="\0\ufffd", exclude_categories=["Cs"]), min_size=1), max_size=4),
     st.integers(0, 2**63 - 1),
     st.none() | st.integers(1, 9),
 )

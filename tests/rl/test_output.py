@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from zerogap.rl.display import LiveDisplay, PlainDisplay, SilentDisplay, make_display, time_left
+from zerogap.rl.display import GuardedDisplay, LiveDisplay, PlainDisplay, SilentDisplay, make_display, time_left
 from zerogap.rl.metric_names import METRICS
 from zerogap.rl.metrics import MetricsWriter
 from zerogap.rl.records import drop_steps_from, open_to_append, read_records, to_line
@@ -139,8 +139,10 @@ def console(terminal: bool) -> Console:
 
 def test_the_display_fits_where_it_goes() -> None:
     assert isinstance(make_display(9, as_json=True), SilentDisplay)
-    assert isinstance(make_display(9, as_json=False, console=console(True)), LiveDisplay)
-    assert isinstance(make_display(9, as_json=False, console=console(False)), PlainDisplay)
+    for terminal, kind in ((True, LiveDisplay), (False, PlainDisplay)):
+        display = make_display(9, as_json=False, console=console(terminal))
+        assert isinstance(display, GuardedDisplay)
+        assert isinstance(display.display, kind)
 
 
 def test_silent_means_silent(capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,7 +90,7 @@ def test_jsonl_other_keys(tmp_path: Path) -> None:
     ("line", "words"),
     [
         ("{", "d.jsonl:2: is not JSON"),
-        ("[" * 100_000, "d.jsonl:2: is not JSON"),
+        ("[" * 100_000, "d.jsonl:2: is nested too deep"),
         ("[1]", "must be a JSON object"),
         ({"promt": "a", "answer": "b"}, "'prompt' is missing; did you mean 'promt'"),
         ({"prompt": "a"}, "'answer' is missing"),

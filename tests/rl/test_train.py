@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,11 +14,13 @@ from torch import Tensor
 import zerogap.engine.engine
 import zerogap.engine.trace
 import zerogap.rl.command
+import zerogap.rl.loop
 import zerogap.rl.setup
 from zerogap.cli import run
 from zerogap.models.rows import Rows
 from zerogap.rl.samples import read_samples, samples_path
 from zerogap.rl.setup import Run, set_up
+from zerogap.trainer import RunState
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.toml"
 SMALL = (
@@ -93,6 +96,85 @@ def test_dropped_groups_are_counted_unless_the_scope_is_all(tmp_path: Path, caps
     compared = sum(value is not None for record in samples for value in record["logprobs_trainer"])
     assert compared == values["tokens_compared"]
     assert {record["advantage"] == 0 for record in samples if record["logprobs_trainer"][0] is None} == {True}
+
+
+TURNS = """
+from zerogap.rl.custom import Transcript
+
+
+def turns(context, prompt):
+    transcript = Transcript(context.encode_prompt(prompt))
+    transcript.add_completion(context.generate(transcript.tokens, max_tokens=4, min_tokens=3))
+    transcript.add_tokens(context.encode("+1="))
+    transcript.add_completion(context.generate(transcript.tokens, max_tokens=2), train=False)
+    transcript.add_tokens(context.encode("7"))
+    transcript.add_completion(context.generate(transcript.tokens, max_tokens=5, min_tokens=2, stop=("3",)))
+    return transcript
+"""
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+@pytest.mark.parametrize("sampler", [(), SAMPLER])
+def test_turns_with_inserted_and_untrained_tokens(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    sampler: tuple[str, ...],
+    updates: int,
+) -> None:
+    (tmp_path / "turns_of_three.py").write_text(TURNS)
+    monkeypatch.chdir(tmp_path)
+    extra = ("task.rollout=turns_of_three:turns", f"train.updates_per_rollout={updates}", "model.max_positions=40")
+    assert train(tmp_path / "run", *sampler, *extra, "--json") == 0
+    values = result(capsys)
+    assert values["tokens_different"] == 0
+    records = [record for step in range(2) for record in read_samples(samples_path(tmp_path / "run", step))]
+    assert values["tokens_compared"] == sum(sum(record["loss_mask"]) for record in records) > 200
+    lengths = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    sampled = sum(round(values["rollout/response_length/mean"] * 24) for values in lengths)
+    assert values["tokens_not_compared"] == sampled - values["tokens_compared"] > 0
+
+
+RETRY = """
+from zerogap.rl.custom import Transcript
+
+
+def second_try(context, prompt):
+    transcript = Transcript(context.encode_prompt(prompt))
+    first, second = context.generate(transcript.tokens), context.generate(transcript.tokens)
+    tries.append(first.tokens == second.tokens)
+    transcript.add_completion(second)
+    return transcript
+
+
+tries = []
+"""
+
+
+def test_a_second_try_is_another_completion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "retries.py").write_text(RETRY)
+    monkeypatch.chdir(tmp_path)
+    extra = ("task.rollout=retries:second_try", "model.max_positions=40", "rollout.temperature=1.5")
+    assert train(tmp_path / "run", *extra, steps=1) == 0, "and its tokens are compared as any others"
+    tries = sys.modules["retries"].tries
+    assert len(tries) == 24
+    assert not all(tries)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("rollout.temperature=1e-46",), "rollout.temperature: 1e-46 is too small"),
+        (("eval.every=1", "eval.max_tokens=5000"), "eval.max_tokens in evaluation = 5000 need"),
+        (("rollout.max_tokens=5000",), "rollout.max_tokens = 5000 need"),
+    ],
+)
+def test_what_would_fail_later_is_refused_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], overrides: tuple[str, ...], said: str
+) -> None:
+    assert train(tmp_path / "run", *overrides) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_samples_file_gives_the_bits_back(tmp_path: Path) -> None:
@@ -227,6 +309,23 @@ def test_nan_is_different_and_never_zero(
     assert values["gap_max"] == values["gap_mean"] == "nan"
 
 
+def test_weights_that_broke_on_both_sides_are_no_fault_of_an_op(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run whose weights diverged gives NaN on both sides: stopped, and not blamed on the arithmetic."""
+
+    def spoil(made: Run) -> None:
+        for decoder in (made.engine.decoder, made.decoder):
+            decoder.model.layers[2].mlp.up_proj.weight.data[3] = torch.nan
+
+    with_run(monkeypatch, spoil)
+    assert train(tmp_path / "run") == 1
+    found = incident(tmp_path / "run")
+    assert found["tokens_nonfinite"] == found["tokens_different"] > 0
+    assert (found["fault"]["op"], found["fault"]["side"]) == (None, None)
+    assert "agree on a value that is not finite" in found["fault"]["explanation"]
+
+
 def test_warn_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def spoil(made: Run) -> None:
         made.engine.hooks = (lambda at, name, x: x * 1.0001 if (at, name) == (0, "o_proj") else x,)
@@ -263,6 +362,24 @@ def test_resume_ends_in_the_same_weights(tmp_path: Path, capsys: pytest.CaptureF
     assert steps == list(range(6))
 
 
+def test_a_kill_beside_a_checkpoint_loses_no_line_of_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save = zerogap.rl.loop.save_checkpoint
+
+    def killed_before_or_after(folder: Path, state: RunState, *rest: object) -> Path:
+        if state.step == 2:
+            raise KeyboardInterrupt
+        save(folder, state, *rest)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(zerogap.rl.loop, "save_checkpoint", killed_before_or_after)
+    for _ in range(2):
+        assert train(tmp_path / "run", "run.checkpoint_every=1", "--resume", "auto", steps=3) == 2
+    monkeypatch.undo()
+    assert train(tmp_path / "run", "run.checkpoint_every=1", "--resume", "auto", steps=3) == 0
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 1, 2]
+
+
 def test_engine_batching_does_not_change_the_weights(tmp_path: Path) -> None:
     assert train(tmp_path / "a") == 0
     other = ("engine.max_rows_per_step=7", "engine.page_size=3", "engine.num_pages=20", "engine.max_sequences=5")
@@ -274,6 +391,35 @@ def test_resume_needs_the_same_numerics(tmp_path: Path, capsys: pytest.CaptureFi
     assert train(tmp_path / "run", steps=1) == 0
     assert train(tmp_path / "run", "--resume", "auto", "train.learning_rate=0.5", steps=2) == 2
     assert "learning_rate" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_another_configuration_is_refused_wherever_it_lies(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(tmp_path / "run", steps=1) == 0
+    other = str(tmp_path / "run" / "checkpoints" / "step-000001")
+    assert train(tmp_path / "new", "run.seed=5", "--resume", other) == 2
+    assert "run.seed: 0, now 5" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+    assert train(tmp_path / "mine", "run.seed=5", steps=1) == 0
+    assert train(tmp_path / "mine", "run.seed=5", "--resume", other) == 2
+    assert "run.seed: 0, now 5" in capsys.readouterr().err
+    assert train(tmp_path / "copy", "--resume", other) == 0, "the same configuration in another folder"
+
+
+def test_a_changed_data_set_is_refused_at_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data, line = tmp_path / "data.jsonl", '{"prompt": "12+34=", "answer": "46"}\n'
+    data.write_text(line)
+    task = ("task.name=jsonl", "task.path=data.jsonl", "task.reward=zerogap.rl.tasks.scoring:exact_match")
+    assert train(tmp_path / "run", *task, steps=1) == 0
+    data.write_text(line.replace("46", "47"))
+    assert train(tmp_path / "run", *task, "--resume", "auto") == 2
+    assert "the training prompts are not those of the run" in capsys.readouterr().err
+    data.write_text(line)
+    assert train(tmp_path / "run", *task, "--resume", "auto") == 0
 
 
 def test_resume_where_the_bits_differ_is_refused(

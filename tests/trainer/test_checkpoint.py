@@ -96,6 +96,18 @@ def test_six_updates_equal_three_and_resume_and_three(tmp_path, source):
     assert weights_digest(control.state_dict()) != weights_digest(straight.state_dict())
 
 
+def test_a_run_that_went_back_keeps_what_it_writes(saved, source):
+    """By number alone the abandoned later steps would be the newest, and the checkpoint just written would go."""
+    decoder = random_decoder()
+    optimiser = Optimiser(decoder.named_parameters(), SETTINGS)
+    for step in (3, 4, 5):
+        save(saved, source, decoder, optimiser, step, keep=9)
+    target = save(saved, source, decoder, optimiser, 3, keep=2)
+    assert target.is_dir()
+    assert [folder.name for folder in checkpoints(saved)] == ["step-000002", "step-000003"]
+    assert latest(saved) == target
+
+
 def test_state_comes_back_as_it_was(saved):
     state = open_checkpoint(saved / "checkpoints/step-000002").state
     assert (state.step, state.updates, state.config_digest, state.numerics) == (2, 1, "c0ffee", {"threads": 1})

@@ -14,6 +14,7 @@ Key: TypeAlias = tuple[int, int, int]
 """(step, prompt, sample): names a sequence and is its place in the random numbers."""
 
 _SEED_LIMIT = 2**63
+MIN_TEMPERATURE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,13 @@ class SamplingParams:
     logprobs: int = 0
 
     def __post_init__(self) -> None:
-        _number("temperature", self.temperature, lambda value: 0 <= value < math.inf, "0 (greedy) or more")
+        # Logits divided by less than this overflow float32.
+        _number(
+            "temperature",
+            self.temperature,
+            lambda value: value == 0 or MIN_TEMPERATURE <= value < math.inf,
+            f"0 (greedy), or {MIN_TEMPERATURE} or more",
+        )
         _number("top_p", self.top_p, lambda value: 0 < value <= 1, "above 0 and at most 1 (1 is off)")
         _number("min_p", self.min_p, lambda value: 0 <= value <= 1, "from 0 (off) to 1")
         _integer("top_k", self.top_k, 0, "0 (off) or more")
@@ -55,8 +62,8 @@ class SamplingParams:
         _integer("min_tokens", self.min_tokens, 0, "from 0 to max_tokens", self.max_tokens)
         _integer("seed", self.seed, 0, "from 0 to 2**63 - 1", _SEED_LIMIT - 1)
         _integer("logprobs", self.logprobs, 0, "0 (off) or more")
-        if isinstance(self.stop_strings, str):
-            raise UsageError("stop_strings: must be a tuple of texts, not one text")
+        if not isinstance(self.stop_strings, tuple | list):
+            raise UsageError(f"stop_strings: must be a tuple of texts, not {self.stop_strings!r}")
         object.__setattr__(self, "stop_ids", tuple(self.stop_ids))
         object.__setattr__(self, "stop_strings", tuple(self.stop_strings))
         for token in self.stop_ids:
@@ -95,6 +102,8 @@ class Request:
         object.__setattr__(self, "prompt", tuple(self.prompt))
         if not self.prompt:
             raise UsageError(f"prompt of request {self.key}: has no tokens; the first row needs at least one")
+        if not all(type(token) is int for token in self.prompt):
+            raise UsageError(f"prompt of request {self.key}: must be token ids, not {self.prompt[:8]!r}")
 
 
 def suppressed_ids(params: SamplingParams, generated_index: int) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,11 +121,17 @@ def _refuse_unsupported(values: dict[str, Any], where: str) -> None:
         raise UsageError(
             f"{where}: model_type {family!r} is not supported; supported are {known}{nearest(str(family), FAMILIES)}"
         )
+    layer_types = values.get("layer_types") or []
+    if not isinstance(layer_types, list) or not all(isinstance(kind, str) for kind in layer_types):
+        raise UsageError(f"{where}: layer_types must be a list of texts, not {layer_types!r}")
+    for key in ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window"):
+        if not isinstance(values.get(key), bool | None):
+            raise UsageError(f"{where}: {key} must be true or false, not {values[key]!r}")
     if values.get("quantization_config"):
         raise UsageError(f"{where}: quantization_config: quantised weights are not supported; use a float checkpoint")
-    if values.get("use_sliding_window") or "sliding_attention" in (values.get("layer_types") or ()):
+    if values.get("use_sliding_window") or "sliding_attention" in layer_types:
         raise UsageError(f"{where}: sliding window attention is not supported")
-    if set(values.get("layer_types") or ()) - {"full_attention"}:
+    if set(layer_types) - {"full_attention"}:
         raise UsageError(f"{where}: layer_types other than full_attention are not supported")
     if family == "llama" and values.get("sliding_window"):
         raise UsageError(f"{where}: sliding window attention is not supported")
@@ -146,7 +153,7 @@ def _refuse_unsupported(values: dict[str, Any], where: str) -> None:
 def _number(values: dict[str, Any], key: str, where: str, default: float | None = None) -> float:
     value = values.get(key)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise UsageError(f"{where}: {key} must be a positive number, not {value!r}")
     return float(value)
 

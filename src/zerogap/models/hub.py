@@ -26,8 +26,12 @@ def resolve_model(path_or_name: str) -> Path:
     """
     if path_or_name.startswith(BUILTIN):
         return _builtin(path_or_name.removeprefix(BUILTIN))
-    folder = Path(path_or_name).expanduser()
-    if folder.exists():
+    try:
+        folder = Path(path_or_name).expanduser()
+        exists = folder.exists()
+    except (RuntimeError, OSError) as error:  # no such home folder; a name too long
+        raise UsageError(f"model folder {path_or_name[:80]!r} cannot be looked up: {error.args[-1]}") from None
+    if exists:
         return check_folder(folder)
     if _is_hub_name(path_or_name):
         return check_folder(_download(path_or_name))

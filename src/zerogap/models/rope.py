@@ -61,13 +61,18 @@ def read_rope(values: dict[str, Any], head_dim: int, max_positions: int, where: 
     Raises:
         UsageError: an unknown variant or key, or a value that is missing.
     """
-    settings = dict(values.get("rope_parameters") or values.get("rope_scaling") or {})
+    settings = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    if not isinstance(settings, dict):
+        raise UsageError(f"{where}: the rope settings must be a JSON object, not {settings!r}")
+    settings = dict(settings)
     variant = settings.pop("rope_type", None) or settings.pop("type", None) or "default"
     settings.pop("type", None)
-    theta = settings.pop("rope_theta", None) or values.get("rope_theta") or 10000.0
+    theta = settings.pop("rope_theta", None)
+    theta = values.get("rope_theta") if theta is None else theta
+    theta = 10000.0 if theta is None else _above_zero(theta, "rope_theta", where)
     if settings.pop("partial_rotary_factor", 1.0) != 1.0:
         raise UsageError(f"{where}: partial_rotary_factor other than 1 is not supported")
-    if variant not in _KEYS:
+    if not isinstance(variant, str) or variant not in _KEYS:
         raise UsageError(f"{where}: rope type {variant!r} is not supported{nearest(str(variant), _KEYS)}")
     unknown = sorted(set(settings) - _KEYS[variant])
     if unknown:
@@ -76,6 +81,10 @@ def read_rope(values: dict[str, Any], head_dim: int, max_positions: int, where: 
         if settings.get(key) is None:
             raise UsageError(f"{where}: rope type {variant!r} needs {key}")
     original = settings.get("original_max_position_embeddings") or values.get("original_max_position_embeddings")
+    for key, value in {**settings, "original_max_position_embeddings": original}.items():
+        unset = value is None or (value == 0 and key.startswith("mscale"))
+        if key != "truncate" and not unset:
+            _above_zero(value, key, where)
     inverse = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim))
     scale = 1.0
     if variant == "linear":
@@ -88,6 +97,12 @@ def read_rope(values: dict[str, Any], head_dim: int, max_positions: int, where: 
         # Beyond the original context its frequencies depend on the longest sequence of the batch, against the row law.
         max_positions = min(max_positions, original or max_positions)
     return Rope(variant, tuple(inverse.tolist()), scale, max_positions)
+
+
+def _above_zero(value: Any, key: str, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise UsageError(f"{where}: {key} must be a positive number, not {value!r}")
+    return value
 
 
 def _llama3(inverse: Tensor, settings: dict[str, Any]) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from zerogap.models.config import ModelConfig
+from zerogap.ops.ambient import require_subnormals
 from zerogap.ops.portable import segment_count
 from zerogap.ops.portable.selftest import ProductShape, attention_shapes, linear_shape, prove_products, prove_scans
 
@@ -29,7 +30,9 @@ def prove_row_law(config: ModelConfig, dtype: torch.dtype = torch.float32) -> in
 
     Raises:
         NotHeldError: one breaks it; the run must be refused.
+        UsageError: a thread flushes subnormal numbers to zero.
     """
+    require_subnormals()
     shapes = product_shapes(config)
     prove_products(shapes, dtype)
     prove_scans(config.vocab_size)

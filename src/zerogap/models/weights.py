@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from zerogap.errors import UsageError, nearest
-from zerogap.files import write_atomic
+from zerogap.files import write_atomic, write_text_atomic
 from zerogap.models.config import ModelConfig
 from zerogap.models.decoder import Decoder
 
@@ -95,14 +95,29 @@ def _copy_tensor(path: Path, name: str, value: Tensor, target: Tensor) -> None:
 def save_decoder(decoder: Decoder, folder: Path, source: Path) -> None:
     """Write ``decoder`` as a Hugging Face folder: its weights, and the configuration and tokenizer files of ``source``.
 
-    ``folder`` is created if need be; each file is written whole or not at all.
+    ``folder`` is created if need be; each file is written whole or not at all. The configuration names the number
+    format that is written: readers round the weights to the one it names.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for path in sorted(source.iterdir()):
-        if path.is_file() and path.suffix in (".json", ".txt", ".model", ".jinja") and path.name != INDEX:
-            write_atomic(folder / path.name, partial(shutil.copyfile, path))
+    for path in side_files(source):
+        write_atomic(folder / path.name, partial(shutil.copyfile, path))
+    _name_format(folder / "config.json", str(decoder.dtype).removeprefix("torch."))
     tensors = {name: value.detach().contiguous() for name, value in decoder.state_dict().items()}
     write_atomic(folder / SINGLE, lambda temporary: save_file(tensors, temporary, metadata={"format": "pt"}))
+
+
+def _name_format(path: Path, dtype: str) -> None:
+    """Set ``dtype`` (its older name: ``torch_dtype``) in a ``config.json``."""
+    values = json.loads(path.read_text(encoding="utf-8"))
+    names = [name for name in ("dtype", "torch_dtype") if values.get(name) is not None] or ["torch_dtype"]
+    if any(values.get(name) != dtype for name in names):
+        write_text_atomic(path, json.dumps(values | dict.fromkeys(names, dtype), indent=2, ensure_ascii=False) + "\n")
+
+
+def side_files(folder: Path) -> list[Path]:
+    """Return the configuration and tokenizer files of a Hugging Face folder, in the order of their names."""
+    suffixes = (".json", ".txt", ".model", ".jinja")
+    return sorted(p for p in folder.iterdir() if p.is_file() and p.suffix in suffixes and p.name != INDEX)
 
 
 def weights_digest(tensors: Mapping[str, Tensor]) -> str:

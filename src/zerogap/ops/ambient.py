@@ -9,6 +9,9 @@ import torch
 
 from zerogap.errors import UsageError
 
+# Elements that the library hands to one thread at least (ATen's grain size).
+_GRAIN = 32768
+
 
 @contextmanager
 def guard() -> Iterator[None]:
@@ -17,26 +20,36 @@ def guard() -> Iterator[None]:
     Raises:
         UsageError: another library has set the CPU to flush subnormal numbers to zero and it cannot be undone here.
     """
-    precision = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
+    # The per-operation setting: the older getter raises where a process has used both.
+    products = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    precision = products.fp32_precision
+    products.fp32_precision = "ieee"
     try:
         with torch.autocast("cpu", enabled=False):
-            _keep_subnormals()
+            if flushes_subnormals():
+                torch.set_flush_denormal(False)
+                require_subnormals()
             yield
     finally:
-        torch.set_float32_matmul_precision(precision)
+        products.fp32_precision = precision
 
 
-def _keep_subnormals() -> None:
-    if flushes_subnormals():
-        torch.set_flush_denormal(False)
-        if flushes_subnormals():
-            raise UsageError(
-                "this process flushes subnormal numbers to zero, which changes results; "
-                "find the library that was built with -ffast-math and load it later or not at all"
-            )
+def require_subnormals() -> None:
+    """Refuse a process of which any thread turns subnormal numbers into 0.
+
+    The mode belongs to each thread, and a worker inherits it when it begins: once a library has switched it on, it
+    can be switched off for the calling thread only.
+
+    Raises:
+        UsageError: some thread does.
+    """
+    if flushes_subnormals(torch.get_num_threads() * _GRAIN):
+        raise UsageError(
+            "this process flushes subnormal numbers to zero, at least in its worker threads, which changes results; "
+            "find the library that was built with -ffast-math and load it later or not at all"
+        )
 
 
-def flushes_subnormals() -> bool:
-    """Whether this process's arithmetic turns subnormal results into 0."""
-    return bool((torch.full((1,), 1e-38) * 0.01 == 0).item())
+def flushes_subnormals(elements: int = 1) -> bool:
+    """Whether this process's arithmetic turns subnormal results into 0, in as many threads as share ``elements``."""
+    return not bool((torch.full((elements,), 1.5e-38, dtype=torch.float32) * 0.5).view(torch.int32).all())

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import torch
 
 from zerogap.console import print_json
+from zerogap.contracts.report import Report, store_check
+from zerogap.contracts.training import training_report
 from zerogap.errors import ExitCode, UsageError
+from zerogap.models.hub import resolve_model
 from zerogap.rl.config_load import load_config
 from zerogap.rl.display import make_display
 from zerogap.rl.loop import Loop, Outcome
 from zerogap.rl.metrics import MetricsWriter
 from zerogap.rl.reward_journal import RewardJournal
 from zerogap.rl.rewards import RewardPool
+from zerogap.rl.run_folder import FolderLock, holds_run
 from zerogap.rl.setup import Run, describe, make_folder, set_up
 from zerogap.threads import thread_count
 
@@ -30,11 +35,26 @@ def train_command(config_path: Path, overrides: Sequence[str], resume: str | Non
     torch.set_num_threads(thread_count())
     config = load_config(config_path, overrides)
     folder = Path(config.run.dir)
+    lock = FolderLock(folder)
     try:
-        run = set_up(config, resume)
-        outcome = _drive(run, as_json)
+        report = training_report(resolve_model(config.model.path))
+        with lock:
+            if holds_run(folder):
+                lock.take()
+            run = set_up(config, resume)
+            outcome = _drive(run, lock, report, as_json)
     except KeyboardInterrupt:
-        raise UsageError(f"interrupted; what {folder} holds is whole, continue it with --resume auto") from None
+        if holds_run(folder):
+            raise UsageError(f"interrupted; what {folder} holds is whole, continue it with --resume auto") from None
+        raise UsageError("interrupted before the run began; nothing was written") from None
+    except (MemoryError, RuntimeError) as error:
+        # torch has no exception of its own for it. Past the estimate it takes another process or a limit of the system.
+        if isinstance(error, RuntimeError) and "can't allocate memory" not in str(error):
+            raise
+        raise UsageError(
+            "memory: the system gave no more; lower engine.kv_bytes (or engine.num_pages) or "
+            f"train.tokens_per_micro_batch, or end other programs; {folder}, if it was begun, is whole"
+        ) from error
     if as_json:
         values = {**outcome.totals.summary(), "run_dir": str(folder), "stopped_by_gate": outcome.stopped}
         values["incident"] = None if outcome.incident is None else str(outcome.incident)
@@ -42,30 +62,30 @@ def train_command(config_path: Path, overrides: Sequence[str], resume: str | Non
     return int(ExitCode.DOES_NOT_HOLD if outcome.stopped else ExitCode.HOLDS)
 
 
-def _drive(run: Run, as_json: bool) -> Outcome:
+def _drive(run: Run, lock: FolderLock, report: Report, as_json: bool) -> Outcome:
     config = run.config
     with RewardPool(run.task.reward, config.reward.workers, config.reward.time_limit_s, config.reward.on_error) as pool:
         pool.check()
-        make_folder(run)
+        make_folder(run, lock)
+        store_check(report, run.folder)
         pool.log_to(run.folder / "rewards.log")
         first = 0 if run.checkpoint is None else run.checkpoint.state.step
-        journal = RewardJournal(run.folder / "rewards.jsonl", first)
         try:
             with (
+                closing(RewardJournal(run.folder / "rewards.jsonl", first)) as journal,
                 MetricsWriter(run.folder, first) as writer,
                 make_display(config.run.steps, as_json) as display,
             ):
                 display.note(describe(run))
                 outcome = Loop(run, pool, journal, writer, display).run()
-                display.note(summary(outcome, run.folder))
-                return outcome
+            display.note(summary(outcome, run.folder))
+            return outcome
         except OSError as error:
+            where = run.folder if error.filename is None else error.filename
             raise UsageError(
-                f"{run.folder}: cannot be written ({error.strerror}); free space or set another run.dir, "
-                "then --resume auto"
+                f"{where}: cannot be written ({error.strerror or error}); what {run.folder} holds is whole; "
+                "free space or mend it, then --resume auto"
             ) from error
-        finally:
-            journal.close()
 
 
 def summary(outcome: Outcome, folder: Path) -> str:

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+_MIN_TEMPERATURE = 1e-4  # as the engine's; this module imports no torch
 NOT_BITS: dict[str, Any] = {"bits": False}
+_MOST = 2**20  # sequences of a step, held as Python objects: what is above it is a slip of the keyboard
 
 
 def _reference(value: str) -> str:
     module, colon, name = value.partition(":")
     if not (colon and all(part.isidentifier() for part in [*module.split("."), *name.split(".")])):
-        raise PydanticCustomError("reference", "must be 'module:function', such as 'my_rewards:exact'")
+        raise PydanticCustomError("text", "must be 'module:function', such as 'my_rewards:exact'")
     return value
 
 
@@ -29,6 +31,13 @@ class Section(BaseModel):
     """One table of the file: strict types, no unknown keys, no NaN or inf, unchangeable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _no_nul(cls, value: Any) -> Any:
+        if isinstance(value, str) and "\0" in value:
+            raise PydanticCustomError("text", "must not hold a NUL character")
+        return value
 
 
 class RunSection(Section):
@@ -103,10 +112,11 @@ class TaskSection(Section):
 class RolloutSection(Section):
     """How completions are sampled for training."""
 
-    prompts_per_step: int = Field(default=16, ge=1, description="prompts per step")
+    prompts_per_step: int = Field(default=16, ge=1, le=_MOST, description="prompts per step")
     samples_per_prompt: int = Field(
         default=8,
         ge=2,
+        le=_MOST,
         description="completions per prompt (a group); an advantage compares within the group, so at least 2",
     )
     temperature: float = Field(default=1.0, ge=0, le=100, description="logits are divided by it; above 0")
@@ -121,6 +131,14 @@ class RolloutSection(Section):
     min_tokens: int = Field(default=0, ge=0, description="tokens before a stop token may be sampled")
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         default=(), strict=False, description="texts that end a completion"
+    )
+    time_limit_s: float = Field(
+        default=600.0,
+        gt=0,
+        le=86400,
+        description="limit of what a custom rollout (task.rollout) does by itself between two calls of the engine, "
+        "seconds; beyond it the run ends",
+        json_schema_extra=NOT_BITS,
     )
 
 
@@ -156,26 +174,26 @@ class TrainSection(Section):
     )
     warmup_steps: int = Field(default=0, ge=0, description="steps of linear warm-up")
     weight_decay: float = Field(
-        default=0.0, ge=0, description="decoupled weight decay of matrices, per unit of learning rate"
+        default=0.0, ge=0, le=100, description="decoupled weight decay of matrices, per unit of learning rate"
     )
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
         default=(0.9, 0.95), strict=False, description="AdamW's decay of the first and second moment"
     )
-    eps: float = Field(default=1e-8, gt=0, description="AdamW's epsilon")
+    eps: float = Field(default=1e-8, gt=0, le=1, description="AdamW's epsilon")
     max_grad_norm: float = Field(default=1.0, ge=0, description="gradients are scaled down to this L2 norm; 0 = off")
     advantage: Literal["grpo", "dr_grpo"] = Field(
         default="grpo",
         description="grpo = (reward - group mean) / group standard deviation; dr_grpo = reward - group mean",
     )
     clip_low: float = Field(default=0.2, gt=0, le=1, description="probability ratio is clipped below 1 - clip_low")
-    clip_high: float = Field(default=0.2, gt=0, description="probability ratio is clipped above 1 + clip_high")
+    clip_high: float = Field(default=0.2, gt=0, le=1e9, description="probability ratio is clipped above 1 + clip_high")
     aggregation: Literal["token-mean", "sequence-mean", "sequence-mean-token-sum-norm"] = Field(
         default="token-mean",
         description="token-mean = mean over all trained tokens; sequence-mean = mean over sequences of token means; "
         "sequence-mean-token-sum-norm = mean over sequences of their token sums / rollout.max_tokens",
     )
     updates_per_rollout: int = Field(
-        default=1, ge=1, description="optimiser updates per step; each takes its share of the prompts"
+        default=1, ge=1, description="optimiser updates per step; each takes its share of the completions"
     )
     tokens_per_micro_batch: int = Field(default=4096, ge=1, description="tokens per forward and backward pass")
     gradient_checkpointing: bool = Field(
@@ -204,7 +222,10 @@ class RewardSection(Section):
     workers: int = Field(default=2, ge=1, le=256, description="worker processes", json_schema_extra=NOT_BITS)
     time_limit_s: float = Field(default=10.0, gt=0, le=86400, description="limit of one reward call, seconds")
     on_error: float = Field(
-        default=0.0, description="reward of a call that raises, hangs, dies or returns no finite number"
+        default=0.0,
+        ge=-1e9,
+        le=1e9,
+        description="reward of a call that raises, hangs, dies or returns no finite number",
     )
 
 
@@ -217,8 +238,10 @@ class EvalSection(Section):
         description="steps between evaluations, beside those before the first and after the last step; 0 = never",
         json_schema_extra=NOT_BITS,
     )
-    prompts: int = Field(default=200, ge=1, description="held-out prompts, at most", json_schema_extra=NOT_BITS)
-    samples: int = Field(default=1, ge=1, description="completions per prompt", json_schema_extra=NOT_BITS)
+    prompts: int = Field(
+        default=200, ge=1, le=_MOST, description="held-out prompts, at most", json_schema_extra=NOT_BITS
+    )
+    samples: int = Field(default=1, ge=1, le=_MOST, description="completions per prompt", json_schema_extra=NOT_BITS)
     temperature: float = Field(default=1.0, ge=0, le=100, description="0 = greedy", json_schema_extra=NOT_BITS)
     top_p: float = Field(default=1.0, gt=0, le=1, description="as rollout.top_p", json_schema_extra=NOT_BITS)
     top_k: int = Field(default=0, ge=0, description="as rollout.top_k", json_schema_extra=NOT_BITS)
@@ -254,11 +277,30 @@ class Config(Section):
 def _conflicts(config: Config) -> list[tuple[str, str]]:
     """Return (section.key, what is wrong and what to do) for values that are fine alone but not together."""
     task, rollout, train = config.task, config.rollout, config.train
+    sequences = rollout.prompts_per_step * rollout.samples_per_prompt
     rules = [
+        (
+            sequences > _MOST,
+            "rollout.prompts_per_step",
+            f"x rollout.samples_per_prompt = {sequences:,} sequences per step; at most {_MOST:,} are possible",
+        ),
+        (
+            any("\ufffd" in text for text in rollout.stop),
+            "rollout.stop",
+            "a text holds U+FFFD, which stands for bytes that are no character; remove it",
+        ),
         (
             rollout.temperature == 0,
             "rollout.temperature",
             "0 is greedy: there is no distribution to train on; set it above 0 (eval.temperature may be 0)",
+        ),
+        *(
+            (
+                0 < temperature < _MIN_TEMPERATURE,
+                f"{section}.temperature",
+                f"{temperature} is too small: logits divided by it overflow; set it to {_MIN_TEMPERATURE} or more",
+            )
+            for section, temperature in (("rollout", rollout.temperature), ("eval", config.eval.temperature))
         ),
         (
             rollout.min_tokens > rollout.max_tokens,

@@ -196,7 +196,7 @@ def _problem(kind: str, path: tuple[str, ...], detail: Any, raw: dict[str, Any])
     field = section_model(section).model_fields[key]
     if kind == "missing" and len(path) == 2:
         return f"{name} is missing; it must be {allowed(field)}: {field.description}"
-    if kind == "reference":
+    if kind == "text":
         return f"{name} = {_show(raw[section][key])}: {detail['msg']}"
     return f"{name} = {_show(raw[section][key])}: must be {allowed(field)} ({field.description})"
 

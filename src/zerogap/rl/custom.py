@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 from zerogap.errors import UsageError
 from zerogap.rl.functions import describe, load_function
+from zerogap.rl.lockstep import Cancelled
 from zerogap.rl.tasks.base import Prompt
 
 
@@ -41,7 +42,7 @@ class RolloutContext(Protocol):
     """What a rollout function can do; one context belongs to one sample of one prompt."""
 
     def generate(self, prompt_ids: Sequence[int], **params: Any) -> SampledTokens:
-        """Continue ``prompt_ids`` with the engine.
+        """Continue ``prompt_ids`` with the engine; each call of a sample has random numbers of its own.
 
         Args:
             prompt_ids: all tokens so far.
@@ -114,7 +115,13 @@ class Transcript:
         self.completions.append(completion)
 
     def add_tokens(self, ids: Sequence[int]) -> None:
-        """Append tokens that were not sampled, such as a tool's answer; they are never trained on."""
+        """Append tokens that were not sampled, such as a tool's answer; they are never trained on.
+
+        Raises:
+            UsageError: something that is no token id.
+        """
+        if not all(type(token) is int and token >= 0 for token in ids):
+            raise UsageError(f"rollout: add_tokens takes token ids of 0 or more, not {list(ids)[:8]!r}")
         self.response_ids += ids
         self.logprobs += [0.0] * len(ids)
         self.loss_mask += [False] * len(ids)
@@ -140,9 +147,9 @@ def load_rollout(reference: str) -> RolloutFunction:
         where = f"task.rollout = '{reference}' on {prompt.name}"
         try:
             transcript = function(context, prompt)
-        except UsageError:
+        except (UsageError, Cancelled):
             raise
-        except Exception as error:
+        except BaseException as error:  # also SystemExit: what a rollout does must not end the run as if it were done
             raise UsageError(f"{where}: raised {describe(error)}") from error
         if not isinstance(transcript, Transcript):
             raise UsageError(f"{where}: returned {type(transcript).__name__}; it must return a Transcript")
@@ -151,6 +158,12 @@ def load_rollout(reference: str) -> RolloutFunction:
         lengths = {len(transcript.response_ids), len(transcript.logprobs), len(transcript.loss_mask)}
         if len(lengths) != 1:
             raise UsageError(f"{where}: the transcript's columns differ in length; change it only by its add_ methods")
+        for column, kind in ((transcript.logprobs, float), (transcript.loss_mask, bool)):
+            if not all(type(value) is kind for value in column):
+                raise UsageError(
+                    f"{where}: the transcript holds something that is no {kind.__name__}; "
+                    "change it only by its add_ methods"
+                )
         return transcript
 
     return checked

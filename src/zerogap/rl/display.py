@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol
@@ -14,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from zerogap.console import out, printable
+from zerogap.console import discard_stdout, message, out, printable
 
 _ROWS = 12  # newest steps in the live table
 
@@ -24,6 +25,7 @@ class _Column:
     title: str
     width: int
     cell: Callable[[Mapping[str, float]], str]
+    rank: int = 0  # a narrow terminal goes without the highest ranks first
 
 
 def _number(name: str, form: str) -> Callable[[Mapping[str, float]], str]:
@@ -40,14 +42,22 @@ _COLUMNS = (
     _Column("compared", 9, _number("gap/tokens_compared", ",.0f")),
     _Column("different", 9, _number("gap/tokens_different", ",.0f")),
     _Column("gap max", 9, _gap("gap/max")),
-    _Column("gap mean", 9, _gap("gap/mean")),
+    _Column("gap mean", 9, _gap("gap/mean"), 2),
     _Column("reward", 7, _number("reward/mean", ".3f")),
     _Column("accuracy", 8, _number("eval/accuracy", ".3f")),
-    _Column("entropy", 7, _number("train/entropy", ".3f")),
-    _Column("length", 6, _number("rollout/response_length/mean", ".1f")),
-    _Column("tok/s", 7, _number("perf/generated_tokens_per_s", ",.0f")),
+    _Column("entropy", 7, _number("train/entropy", ".3f"), 3),
+    _Column("length", 6, _number("rollout/response_length/mean", ".1f"), 4),
+    _Column("tok/s", 7, _number("perf/generated_tokens_per_s", ",.0f"), 1),
     _Column("step s", 6, _number("time/step_s", ".1f")),
 )
+
+
+def _fitting(width: int) -> list[_Column]:
+    """Return the columns that a table of ``width`` characters has room for."""
+    columns = list(_COLUMNS)
+    while sum(column.width + 3 for column in columns) + 1 > width and any(column.rank for column in columns):
+        columns.remove(max(columns, key=lambda column: column.rank))
+    return columns
 
 
 class Display(Protocol):
@@ -79,7 +89,8 @@ def make_display(total_steps: int, as_json: bool, console: Console | None = None
     if as_json:
         return SilentDisplay()
     console = out() if console is None else console
-    return LiveDisplay(console, total_steps) if console.is_terminal else PlainDisplay(console, total_steps)
+    live = console.is_terminal and not console.is_dumb_terminal
+    return GuardedDisplay(LiveDisplay(console, total_steps) if live else PlainDisplay(console, total_steps))
 
 
 def time_left(seconds: float) -> str:
@@ -107,6 +118,44 @@ class SilentDisplay:
 
     def __exit__(self, *exception: object) -> None:
         pass
+
+
+class GuardedDisplay:
+    """Another display, until stdout cannot be written (any more): the run is worth more than its table."""
+
+    def __init__(self, display: Display) -> None:
+        self.display: Display = display
+
+    def note(self, text: str) -> None:
+        """Show one line."""
+        with self._guard():
+            self.display.note(text)
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        """Show a step."""
+        with self._guard():
+            self.display.step(step, values)
+
+    def __enter__(self) -> GuardedDisplay:
+        with self._guard():
+            self.display.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._guard():
+            self.display.__exit__(kind, error, trace)
+
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, SystemExit) as error:  # rich ends the process when a pipe is closed
+            self.display = SilentDisplay()
+            discard_stdout()
+            reason = "its reader has gone" if isinstance(error, BrokenPipeError | SystemExit) else str(error)
+            message(f"zerogap: stdout cannot be written ({reason}); the run goes on without it")
 
 
 @dataclass
@@ -159,7 +208,7 @@ class LiveDisplay:
         self._live = Live(console=console, auto_refresh=False, transient=False)
         self._pace = _Pace(total_steps)
         self._total = total_steps
-        self._rows: deque[list[str]] = deque(maxlen=_ROWS)
+        self._rows: deque[dict[str, float]] = deque(maxlen=_ROWS)
         self._accuracy: float | None = None
 
     def note(self, text: str) -> None:
@@ -168,15 +217,16 @@ class LiveDisplay:
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         """Add the step's row; the caption has the newest accuracy and the time left."""
-        self._rows.append([column.cell({**values, "step": step}) for column in _COLUMNS])
+        self._rows.append({**values, "step": step})
         self._accuracy = values.get("eval/accuracy", self._accuracy)
         accuracy = "" if self._accuracy is None else f" · held-out accuracy {self._accuracy:.3f}"
         caption = f"step {step + 1} of {self._total}{accuracy} · {self._pace.left(step, values)} left"
         table = Table(caption=caption, header_style="bold")
-        for column in _COLUMNS:
-            table.add_column(column.title, justify="right", min_width=min(column.width, 5), no_wrap=True)
+        columns = _fitting(self._live.console.width)
+        for column in columns:
+            table.add_column(column.title, justify="right", min_width=column.width, no_wrap=True)
         for row in self._rows:
-            table.add_row(*(Text(cell) for cell in row))
+            table.add_row(*(Text(column.cell(row)) for column in columns))
         self._live.update(table, refresh=True)
 
     def __enter__(self) -> LiveDisplay:

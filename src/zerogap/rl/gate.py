@@ -38,7 +38,7 @@ class Comparison:
         tokens_compared: tokens with both log-probs.
         tokens_different: whose words differ or are not finite.
         tokens_nonfinite: of which at least one side is NaN or infinite.
-        tokens_not_compared: sampled tokens that no trainer forward saw.
+        tokens_not_compared: the other tokens that the engine sampled.
         gap_sum, gap_max: of abs(d); NaN if a token is not finite.
         differences: the different tokens, in order.
     """
@@ -57,36 +57,38 @@ class Comparison:
         return self.gap_sum / self.tokens_compared if self.tokens_compared else math.nan
 
 
-def compare(sequences: Sequence[TrainSequence], scores: Sequence[Scored | None]) -> Comparison:
+def compare(sequences: Sequence[TrainSequence], scores: Sequence[Scored | None], sampled_tokens: int) -> Comparison:
     """Compare what the engine recorded with what the trainer's forward says.
 
     Args:
         sequences: of one step.
         scores: the trainer's, or None for a sequence that was not run.
+        sampled_tokens: tokens that the engine sampled for the sequences; those that are not compared, whether their
+            sequence was not run or the loss mask leaves them out, are counted as such.
     """
-    engine_parts, trainer_parts, index_parts, place_parts, missing = [], [], [], [], 0
+    engine_parts, trainer_parts, index_parts, place_parts = [], [], [], []
     for number, (sequence, scored) in enumerate(zip(sequences, scores, strict=True)):
         if scored is None:
-            missing += sequence.trained_count
             continue
         engine_parts.append(sequence.trained_logprobs_engine.numpy())
         trainer_parts.append(scored.logprob_T.numpy())
         place_parts.append(sequence.trained_places.numpy())
         index_parts.append(np.full(sequence.trained_count, number))
     if not engine_parts:
-        return Comparison(0, 0, 0, missing, 0.0, 0.0, ())
+        return Comparison(0, 0, 0, sampled_tokens, 0.0, 0.0, ())
     engine, trainer = np.concatenate(engine_parts), np.concatenate(trainer_parts)
     index, place = np.concatenate(index_parts), np.concatenate(place_parts)
     assert engine.dtype == trainer.dtype == np.float32, f"log-probs are {engine.dtype} and {trainer.dtype}"
     nonfinite = ~(np.isfinite(engine) & np.isfinite(trainer))
     # NaN and inf are never equal to anything, not even to the same word.
     different = (engine.view(np.int32) != trainer.view(np.int32)) | nonfinite
-    gap = np.where(nonfinite, np.nan, np.abs(trainer.astype(np.float64) - engine))
+    with np.errstate(invalid="ignore"):  # inf - inf, which is not finite and said so
+        gap = np.where(nonfinite, np.nan, np.abs(trainer.astype(np.float64) - engine))
     return Comparison(
         tokens_compared=len(engine),
         tokens_different=int(different.sum()),
         tokens_nonfinite=int(nonfinite.sum()),
-        tokens_not_compared=missing,
+        tokens_not_compared=sampled_tokens - len(engine),
         gap_sum=float(gap.sum()),
         gap_max=float(gap.max(initial=0.0)),
         differences=tuple(
@@ -121,8 +123,8 @@ class Totals:
         self.tokens_different += found.tokens_different
         self.tokens_nonfinite += found.tokens_nonfinite
         self.gap_sum += found.gap_sum
-        # max() would keep a number over a later NaN.
-        self.gap_max = math.nan if math.isnan(found.gap_max) else max(found.gap_max, self.gap_max)
+        # max() would forget a NaN, whichever side it is on.
+        self.gap_max = float(np.maximum(self.gap_max, found.gap_max))
 
     def state(self) -> dict[str, Any]:
         """Return the sums as JSON values; NaN as a text."""

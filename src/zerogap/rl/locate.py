@@ -7,6 +7,7 @@ pass runs the sequence alone and says which side left the row law.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ class Fault:
 
     Attributes:
         op: the first op whose row differs; ``lm_head`` or ``token_logprob`` after the decoder; None if the repetition
-            shows no difference.
+            shows no difference, or if both sides have the same value that is not finite.
         layer: its decoder layer; None outside the layers.
         position: absolute position of the first row of the sequence that differs there.
         side: ``engine`` or ``trainer``: whose row is not that of the sequence run alone; ``both``; None if unknown.
@@ -86,7 +87,10 @@ def locate(
                 return _fault(site, position, side, tensors, rows, decoder.config.num_layers)
     if logprob_engine is None:
         return Fault(None, None, None, None, tensors, rows, "the recorded schedule does not hold this token's row")
-    if not torch.equal(logits_trainer, logits_alone):
+    if not (math.isfinite(difference.logprob_engine) or math.isfinite(difference.logprob_trainer)):
+        said = "engine and trainer agree on a value that is not finite: the weights, not the arithmetic, are at fault"
+        return Fault(None, None, last, None, tensors, rows, said)
+    if not torch.equal(logits_trainer.view(torch.int32), logits_alone.view(torch.int32)):
         return Fault("lm_head", None, last, "trainer", tensors, rows, "the trainer's logits differ from those alone")
     if logprob_engine != difference.logprob_engine:
         said = "the engine's forward, repeated as recorded, gives another log-prob than it recorded: a transient fault"

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from zerogap.errors import UsageError
+
 Answer = TypeVar("Answer")
 Result = TypeVar("Result")
 
@@ -38,6 +40,10 @@ class _Lockstep(Generic[Answer, Result]):
         self.results: dict[int, Result] = {}
         self.errors: dict[int, BaseException] = {}
         self.cancelled = False
+
+    def laggard(self) -> int:
+        """Return the lowest index of the functions that neither wait nor have ended."""
+        return min(set(range(len(self.functions))) - self.calls.keys() - self.results.keys())
 
     def work(self, index: int) -> None:
         def generate(prompt_ids: Sequence[int], **params: Any) -> Answer:
@@ -73,23 +79,39 @@ class _Lockstep(Generic[Answer, Result]):
 def run_in_lockstep(
     functions: Sequence[Callable[[Callable[..., Answer]], Result]],
     generate_batch: Callable[[list[Call]], Sequence[Answer]],
+    time_limit_s: float | None = None,
+    name: Callable[[int], str] = "function {}".format,
 ) -> list[Result]:
     """Run ``functions``, each as ``function(generate)``, and return what they return, in their order.
 
     Args:
         functions: each may call ``generate(prompt_ids, **params)`` any number of times.
         generate_batch: answers a list of calls (sorted by index), in the calling thread.
+        time_limit_s: how long they may run between two batches, seconds; None is without limit.
+        name: names a function by its index, for the error line.
 
     Raises:
+        UsageError: a function was at work for longer than the limit; its thread ends with the process.
         Exception: what a function raised (the one of lowest index), after the others were told to end.
     """
     state: _Lockstep[Answer, Result] = _Lockstep(functions)
     for index in range(len(functions)):
-        threading.Thread(target=state.work, args=(index,), daemon=True, name=f"rollout-{index}").start()
+        try:
+            threading.Thread(target=state.work, args=(index,), daemon=True, name=f"rollout-{index}").start()
+        except RuntimeError:
+            state.cancel()
+            raise UsageError(
+                f"rollout: the system gives no more than {index} threads, one per sample of a step; "
+                "lower rollout.prompts_per_step"
+            ) from None
     try:
         while len(state.results) < len(functions):
             with state.changed:
-                state.changed.wait_for(state.settled)
+                if not state.changed.wait_for(state.settled, time_limit_s):
+                    raise UsageError(
+                        f"{name(state.laggard())}: at work for over {time_limit_s:g} s without calling the engine; "
+                        "mend it or raise rollout.time_limit_s"
+                    )
                 if state.errors:
                     raise state.errors[min(state.errors)]
                 calls = [state.calls.pop(index) for index in sorted(state.calls)]

@@ -83,6 +83,7 @@ class Loop:
         self.totals = Totals()
         self.first_step = 0
         self.incident: Path | None = None
+        self.saving = _Clock()  # of the checkpoint after the step before
         if run.checkpoint is not None:
             state = run.checkpoint.state
             self.first_step = state.step
@@ -118,7 +119,7 @@ class Loop:
         flat = [advantage for group in advantages.advantages for advantage in group]
         sequences = [train_sequence(*pair, params) for pair in zip(rollouts, flat, strict=True)]
         with clock.phase("time/train_s"), ambient.guard():
-            trained = self._train(step, sequences)
+            trained = self._train(step, sequences, sum(rollout.generated_tokens for rollout in rollouts))
         self.totals.add(trained.comparison)
         write_samples(run.folder, step, _samples(rollouts, outcomes, sequences, trained.scores))
         if not trained.stopped:
@@ -129,31 +130,33 @@ class Loop:
         values = _gap_metrics(trained.comparison) | _reward_metrics(outcomes) | _rollout_metrics(rollouts)
         values |= trained.metrics(config.train.updates_per_rollout)
         values["rollout/groups_without_variance"] = advantages.groups_without_variance
-        if not trained.stopped:
-            last = step + 1 == config.run.steps
-            if config.eval.every > 0 and (last or (step + 1) % config.eval.every == 0):
-                values |= self._evaluate(step + 1, clock)
-                self.totals.eval_last = values["eval/accuracy"]
-            if last or (config.run.checkpoint_every and (step + 1) % config.run.checkpoint_every == 0):
-                with clock.phase("time/checkpoint_s"):
-                    self._save(step + 1)
-        values |= clock.seconds | {"time/step_s": time.perf_counter() - began}
+        last = step + 1 == config.run.steps
+        if not trained.stopped and config.eval.every > 0 and (last or (step + 1) % config.eval.every == 0):
+            values |= self._evaluate(step + 1, clock)
+            self.totals.eval_last = values["eval/accuracy"]
+        values |= self.saving.seconds | clock.seconds | {"time/step_s": time.perf_counter() - began}
         values |= _rates(rollouts, sequences, trained, clock)
         self.writer.write(step, values)
         self.display.step(step, values)
+        # After the metrics: a step whose checkpoint stands is never done again, so its line must stand before.
+        self.saving = _Clock()
+        every = config.run.checkpoint_every
+        if not trained.stopped and (last or (every and (step + 1) % every == 0)):
+            with self.saving.phase("time/checkpoint_s"):
+                self._save(step + 1)
         return not trained.stopped
 
-    def _train(self, step: int, sequences: list[TrainSequence]) -> _Trained:
+    def _train(self, step: int, sequences: list[TrainSequence], sampled_tokens: int) -> _Trained:
         run, updates = self.run_, self.run_.config.train.updates_per_rollout
         if updates == 1:
             result = accumulate(run.decoder, run.optimiser, sequences, run.settings)
-            found = compare(sequences, result.scores)
+            found = compare(sequences, result.scores, sampled_tokens)
             if self._gate(step, sequences, found):
                 return _Trained(found, result.scores, [result], [], stopped=True)
             return _Trained(found, result.scores, [result], [run.optimiser.apply()])
         # The whole batch is scored at the version that sampled it; later updates replay its kept sets.
         scores = score_sequences(run.decoder, sequences, run.settings.micro_batch_rows, want_kept=True)
-        found = compare(sequences, scores)
+        found = compare(sequences, scores, sampled_tokens)
         trained = _Trained(found, list(scores), [], [])
         if self._gate(step, sequences, found):
             trained.stopped = True
@@ -220,7 +223,7 @@ class Loop:
             config_digest=config_digest(run.config),
             weights_digest=run.engine.digest,
             numerics=run.numerics,
-            extra={"totals": self.totals.state()},
+            extra={"totals": self.totals.state(), "prompts": run.task.digest},
         )
         save_checkpoint(run.folder, state, run.decoder, run.source, run.optimiser, run.config.run.keep_checkpoints)
 
@@ -240,9 +243,11 @@ class _Trained:
         values: dict[str, float] = {"train/tokens": sum(result.trained_tokens for result in self.results)}
         if self.results:
             values["train/loss"] = float(np.mean([result.loss for result in self.results]))
-            for name in self.results[0].metrics:
+            # An update in which every advantage is 0 has no metrics; the others still count.
+            measured = [result.metrics for result in self.results if result.metrics]
+            for name in measured[0] if measured else ():
                 reduce = np.max if name.endswith("_max") else np.mean
-                values[f"train/{name}"] = float(reduce([r.metrics[name] for r in self.results if name in r.metrics]))
+                values[f"train/{name}"] = float(reduce([metrics[name] for metrics in measured]))
         if self.updates:
             values["train/grad_norm"] = float(np.mean([update.grad_norm for update in self.updates]))
             values["train/learning_rate"] = self.updates[-1].learning_rate
@@ -300,15 +305,16 @@ def _samples(
 
 
 def _gap_metrics(found: Comparison) -> dict[str, float]:
-    return {
+    counts: dict[str, float] = {
         "gap/tokens_compared": found.tokens_compared,
         "gap/tokens_different": found.tokens_different,
         "gap/tokens_nonfinite": found.tokens_nonfinite,
         "gap/tokens_not_compared": found.tokens_not_compared,
-        "gap/mean": found.gap_mean,
-        "gap/max": found.gap_max,
-        "train/train_rollout_logprob_abs_diff": found.gap_mean,
     }
+    if not found.tokens_compared:  # no gap is known, which is neither 0 nor NaN
+        return counts
+    mean = {"gap/mean": found.gap_mean, "train/train_rollout_logprob_abs_diff": found.gap_mean}
+    return counts | mean | {"gap/max": found.gap_max}
 
 
 def _reward_metrics(outcomes: Sequence[RewardOutcome]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,11 +160,14 @@ def estimate_memory(config: Config, shape: Shape, longest_sequence: int) -> Memo
 
 
 def available_memory(cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
-    """Return the bytes this process may still use: the machine's available memory or less where a cgroup limits it.
+    """Return the bytes this process may still use: the machine's available memory, or less where something limits it.
 
-    Page cache that the kernel can drop counts as available.
+    Limits are cgroups and ``ulimit -v``. Page cache that the kernel can drop counts as available.
     """
     limits = [limit for folder in _own_cgroups(cgroups, own) if (limit := _cgroup_room(folder)) is not None]
+    address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if address_space != resource.RLIM_INFINITY:
+        limits.append(address_space - psutil.Process().memory_info().vms)
     return max(0, min([psutil.virtual_memory().available, *limits]))
 
 

@@ -22,7 +22,10 @@ METRICS: dict[str, Metric] = {
         "tokens", "compared tokens whose two float32 words differ, non-finite ones included"
     ),
     "gap/tokens_nonfinite": Metric("tokens", "compared tokens of which at least one side is NaN or infinite"),
-    "gap/tokens_not_compared": Metric("tokens", "generated tokens that no training forward saw (dropped groups)"),
+    "gap/tokens_not_compared": Metric(
+        "tokens",
+        "generated tokens that were not compared: those of dropped groups and of turns that are not trained on",
+    ),
     "gap/mean": Metric("nats", "mean of abs(d) over the compared tokens; NaN if any is non-finite"),
     "gap/max": Metric("nats", "largest abs(d) over the compared tokens; NaN if any is non-finite"),
     "train/train_rollout_logprob_abs_diff": Metric(
@@ -65,8 +68,8 @@ METRICS: dict[str, Metric] = {
     "time/train_s": Metric("s", "wall time of forward, comparison, backward and update"),
     "time/sync_s": Metric("s", "wall time of copying the weights into the engine"),
     "time/eval_s": Metric("s", "wall time of the held-out evaluation"),
-    "time/checkpoint_s": Metric("s", "wall time of writing the checkpoint"),
-    "time/step_s": Metric("s", "wall time of the whole step"),
+    "time/checkpoint_s": Metric("s", "wall time of writing the checkpoint after the step before"),
+    "time/step_s": Metric("s", "wall time of the whole step, without its checkpoint"),
     "perf/generated_tokens_per_s": Metric("tokens/s", "generated tokens divided by time/rollout_s"),
     "perf/trained_tokens_per_s": Metric(
         "tokens/s", "tokens through the training forward, prompts included, divided by time/train_s"

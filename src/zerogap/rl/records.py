@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from zerogap.console import finite
+from zerogap.errors import UsageError
 from zerogap.files import write_atomic
 
 
@@ -21,14 +22,39 @@ def to_line(record: Mapping[str, Any]) -> str:
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file; none if it is missing. What a killed process left half-written is skipped."""
+    """Yield the records of a file; none if it is missing. What a killed process left half-written is skipped.
+
+    Raises:
+        UsageError: a whole line is no JSON object, by file and line.
+    """
     try:
-        with path.open("rb") as lines:
-            for line in lines:
-                if line.endswith(b"\n"):
-                    yield json.loads(line)
+        lines = path.open("rb")
     except FileNotFoundError:
         return
+    with lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                record = None
+            if not isinstance(record, dict):
+                raise UsageError(f"{path}:{number}: is damaged, not a JSON object; remove that line")
+            yield record
+
+
+def read_steps(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (step, record) of a file whose records belong to steps.
+
+    Raises:
+        UsageError: as `read_records`, or a record has no step.
+    """
+    for number, record in enumerate(read_records(path), start=1):
+        step = record.get("step")
+        if type(step) is not int:
+            raise UsageError(f"{path}:{number}: is damaged, it has no step; remove that line")
+        yield step, record
 
 
 def open_to_append(path: Path) -> IO[str]:
@@ -57,6 +83,6 @@ def drop_steps_from(path: Path, step: int) -> None:
 
     def write(temporary: Path) -> None:
         with temporary.open("w", encoding="ascii") as kept:
-            kept.writelines(to_line(record) for record in read_records(path) if record["step"] < step)
+            kept.writelines(to_line(record) for at, record in read_steps(path) if at < step)
 
     write_atomic(path, write)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from zerogap.rl.records import open_to_append, read_records, to_line
+from zerogap.errors import UsageError
+from zerogap.rl.records import open_to_append, read_steps, to_line
 from zerogap.rl.rewards import RewardJob, RewardOutcome, RewardPool
 
 
@@ -15,15 +17,24 @@ class RewardJournal:
     """``rewards.jsonl`` of a run: a line per call, keyed by (phase, step, prompt, sample) and the arguments' digest."""
 
     def __init__(self, path: Path, from_step: int = 0) -> None:
-        """Open the journal, which may not exist yet, and remember the outcomes of ``from_step`` and later."""
+        """Open the journal, which may not exist yet, and remember the outcomes of ``from_step`` and later.
+
+        Raises:
+            UsageError: a line of it is damaged.
+        """
         self._outcomes: dict[tuple[str, int, int, int], tuple[str, RewardOutcome]] = {}
-        for record in read_records(path):
-            if record["step"] >= from_step:
-                outcome = RewardOutcome(
-                    record["kind"], float(record["value"]), record["seconds"], record["detail"], replayed=True
-                )
-                key = (record["phase"], record["step"], record["prompt"], record["sample"])
-                self._outcomes[key] = (record["digest"], outcome)
+        for step, record in read_steps(path):
+            if step >= from_step:
+                try:
+                    outcome = RewardOutcome(
+                        record["kind"], float(record["value"]), record["seconds"], record["detail"], replayed=True
+                    )
+                    key = (record["phase"], step, record["prompt"], record["sample"])
+                    self._outcomes[key] = (record["digest"], outcome)
+                except (KeyError, TypeError, ValueError):
+                    raise UsageError(
+                        f"{path}: a line of step {step} is damaged; remove it, and that reward is asked again"
+                    ) from None
         self._file = open_to_append(path)
 
     def recorded(self, job: RewardJob) -> RewardOutcome | None:
@@ -51,8 +62,9 @@ class RewardJournal:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the file; what could not be written before, as on a full disk, is given up."""
+        with contextlib.suppress(OSError):
+            self._file.close()
 
 
 def score(pool: RewardPool, journal: RewardJournal, jobs: Sequence[RewardJob]) -> list[RewardOutcome]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
-import math
 import numbers
 import os
 import signal
@@ -23,6 +22,8 @@ from typing import Any
 
 from zerogap.errors import UsageError
 from zerogap.rl.functions import describe, load_function
+
+_LARGEST = (2 - 2**-23) * 2.0**127  # of float32, which the loss computes in
 
 
 def accepted_fields(function: Callable[..., Any], reference: str) -> Callable[[str], bool]:
@@ -49,13 +50,13 @@ def accepted_fields(function: Callable[..., Any], reference: str) -> Callable[[s
 
 
 def number_of(value: Any) -> float | None:
-    """Return a finite float for what a reward function returned (also bool, numpy scalars), or None."""
+    """Return a float for what a reward function returned (also bool, numpy scalars), or None if float32 has none."""
     if not isinstance(value, numbers.Real) and hasattr(value, "item"):
         value = value.item()
     if not isinstance(value, numbers.Real):
         return None
     result = float(value)
-    return result if math.isfinite(result) else None
+    return result if abs(result) <= _LARGEST else None  # also false for NaN
 
 
 def call(function: Callable[..., Any], job: Mapping[str, Any], accepts: Callable[[str], bool]) -> dict[str, Any]:

@@ -44,12 +44,14 @@ class Generator:
         tokenizer: the model's.
         max_positions: longest prompt plus completion, tokens.
         function: custom rollout; None generates one completion per sample.
+        time_limit_s: of a custom rollout, between two calls of the engine; None is without limit.
     """
 
     engine: Engine
     tokenizer: Tokenizer
     max_positions: int
     function: RolloutFunction | None = None
+    time_limit_s: float | None = None
 
     def generate(self, step: int, prompts: Sequence[Prompt], samples: int, params: SamplingParams) -> list[Rollout]:
         """Return ``samples`` rollouts of each prompt, prompt by prompt.
@@ -88,6 +90,7 @@ class Generator:
         """Run the function for every sample; what they ask of the engine at one time is one batch."""
         function = self.function
         assert function is not None
+        made = [0] * len(tasks)  # calls of each sample so far
 
         def rollout_of(prompt: Prompt) -> Callable[[Callable[..., Completion]], Transcript]:
             return lambda generate: function(_Context(self, prompt, generate), prompt)
@@ -96,13 +99,34 @@ class Generator:
             requests = []
             for call in calls:
                 key, prompt = tasks[call.index]
-                asked = replace(params, **{_CHANGEABLE[name]: value for name, value in call.params.items()})
+                # Another try from the same tokens stands at the same positions: without a seed of its own it would be
+                # the same completion, and a function that retries would never end.
+                seed = (params.seed + made[call.index]) % 2**63
+                made[call.index] += 1
+                asked = replace(params, seed=seed, **{_CHANGEABLE[name]: value for name, value in call.params.items()})
                 self._fitting(prompt, call.prompt_ids, asked)
                 requests.append(Request(key, call.prompt_ids, asked))
             return self.engine.generate(requests)
 
-        transcripts = run_in_lockstep([rollout_of(prompt) for _, prompt in tasks], answer)
-        return [Rollout(key, prompt, made) for (key, prompt), made in zip(tasks, transcripts, strict=True)]
+        transcripts = run_in_lockstep(
+            [rollout_of(prompt) for _, prompt in tasks],
+            answer,
+            self.time_limit_s,
+            lambda index: f"task.rollout on {tasks[index][1].name}",
+        )
+        vocabulary = self.engine.decoder.config.vocab_size
+        for (_, prompt), transcript in zip(tasks, transcripts, strict=True):
+            if len(transcript.tokens) > self.max_positions:
+                raise UsageError(
+                    f"task.rollout on {prompt.name}: the transcript has {len(transcript.tokens)} tokens, "
+                    f"the context {self.max_positions}; end the rollout earlier"
+                )
+            if max(transcript.tokens) >= vocabulary:
+                raise UsageError(
+                    f"task.rollout on {prompt.name}: the transcript has token id {max(transcript.tokens)}; "
+                    f"the vocabulary is 0..{vocabulary - 1}"
+                )
+        return [Rollout(key, prompt, ended) for (key, prompt), ended in zip(tasks, transcripts, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,18 +15,20 @@ import torch
 from zerogap.engine import Engine, EngineConfig, SamplingParams
 from zerogap.errors import UsageError
 from zerogap.files import write_text_atomic
+from zerogap.models.config import ModelConfig
 from zerogap.models.decoder import Decoder
 from zerogap.models.hub import resolve_model
 from zerogap.models.selftest import prove_row_law
 from zerogap.models.tokenizer import Tokenizer, load_tokenizer
-from zerogap.models.weights import load_decoder
+from zerogap.models.weights import load_decoder, side_files
 from zerogap.ops import ambient
 from zerogap.rl.config import Config
-from zerogap.rl.config_load import bit_differences, load_config, to_toml
+from zerogap.rl.config_load import bit_differences, config_digest, load_config, to_toml
 from zerogap.rl.custom import load_rollout
 from zerogap.rl.memory import available_memory, estimate_memory, require_memory
 from zerogap.rl.rollout import Generator
-from zerogap.rl.tasks import Task, make_task
+from zerogap.rl.run_folder import CONFIG_FILE, FolderLock, holds_run, require_vacant, sweep
+from zerogap.rl.tasks import Prompt, Task, make_task
 from zerogap.rl.tasks.base import encode_prompt
 from zerogap.rl.tasks.jsonl import JsonlTask
 from zerogap.trainer import (
@@ -41,8 +44,6 @@ from zerogap.trainer import (
     restore_optimiser,
 )
 from zerogap.trainer.fingerprint import environment, fingerprint
-
-CONFIG_FILE = "config.toml"
 
 
 @dataclass
@@ -77,29 +78,28 @@ def set_up(config: Config, resume: str | None) -> Run:
     folder = Path(config.run.dir)
     checkpoint = _checkpoint(config, folder, resume)
     source = resolve_model(config.model.path)
+    if checkpoint is not None:
+        _check_source(checkpoint, source)
+    shape = ModelConfig.from_folder(source)
     tokenizer = load_tokenizer(source)
     task = make_task(config)
     rollout = None if config.task.rollout is None else load_rollout(config.task.rollout)
+    max_positions = _context(config, shape)
+    longest = _longest_sequence(config, task, tokenizer, shape.vocab_size, max_positions)
+    if rollout is not None:
+        longest = max_positions
+    # Before the weights are read: a model that does not fit must not first fill the memory.
+    require_memory(estimate_memory(config, shape, longest), available_memory(), psutil.Process().memory_info().rss)
     with ambient.guard():
         decoder = load_decoder(source) if checkpoint is None else load_weights(checkpoint)
         prove_row_law(decoder.config, decoder.dtype)
-    max_positions = min(config.model.max_positions or decoder.config.max_positions, decoder.config.max_positions)
-    longest = _longest_prompt(task, tokenizer, max_positions) + config.rollout.max_tokens
-    if rollout is not None:
-        longest = max_positions
-    elif longest > max_positions:
-        raise UsageError(
-            f"the longest prompt and rollout.max_tokens = {config.rollout.max_tokens} need {longest} positions, "
-            f"the context has {max_positions}; lower rollout.max_tokens or shorten the prompts"
-        )
-    estimate = estimate_memory(config, decoder.config, longest)
-    require_memory(estimate, available_memory(), psutil.Process().memory_info().rss)
     decoder.gradient_checkpointing = config.train.gradient_checkpointing
     engine = Engine(copy.deepcopy(decoder), tokenizer, _engine_config(config, longest))
     optimiser = Optimiser(decoder.named_parameters(), _optimiser_settings(config))
     numerics = environment() | {"fingerprint": fingerprint(decoder.config)}
     if checkpoint is not None:
         _check_numerics(checkpoint, numerics)
+        _check_prompts(checkpoint, task)
         restore_optimiser(checkpoint, optimiser)
     return Run(
         config=config,
@@ -109,7 +109,7 @@ def set_up(config: Config, resume: str | None) -> Run:
         engine=engine,
         tokenizer=tokenizer,
         task=task,
-        generator=Generator(engine, tokenizer, max_positions, rollout),
+        generator=Generator(engine, tokenizer, max_positions, rollout, config.rollout.time_limit_s),
         optimiser=optimiser,
         settings=_step_settings(config),
         numerics=numerics,
@@ -117,14 +117,23 @@ def set_up(config: Config, resume: str | None) -> Run:
     )
 
 
-def make_folder(run: Run) -> None:
+def make_folder(run: Run, lock: FolderLock) -> None:
     """Create the run folder with the resolved configuration and what the numbers depend on.
 
+    Args:
+        run: what was set up.
+        lock: of its folder; taken here, unless the folder held a run before and it is held already.
+
     Raises:
-        UsageError: it cannot be written.
+        UsageError: it cannot be written, or another run took it in the meantime.
     """
     try:
         run.folder.mkdir(parents=True, exist_ok=True)
+        if not lock.held:
+            lock.take()
+            if holds_run(run.folder):
+                raise UsageError(f"{run.folder}: another run began there just now; set another run.dir")
+        sweep(run.folder)
         write_text_atomic(run.folder / CONFIG_FILE, to_toml(run.config))
         write_text_atomic(run.folder / "numerics.json", json.dumps(run.numerics, indent=1, sort_keys=True) + "\n")
     except OSError as error:
@@ -162,20 +171,62 @@ def eval_params(config: Config) -> SamplingParams:
 
 def _checkpoint(config: Config, folder: Path, resume: str | None) -> Checkpoint | None:
     """Return the checkpoint to go on from, or None for a fresh start."""
-    resume = resume or (None if config.run.resume == "never" else config.run.resume)
-    if not (folder / CONFIG_FILE).exists():
-        if resume not in (None, "auto"):
-            return open_checkpoint(Path(resume))
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UsageError(f"{folder}: exists and holds no run; set another run.dir")
+    if resume is None and config.run.resume != "never":
+        resume = config.run.resume
+    if not holds_run(folder):
+        require_vacant(folder)
+        found = None if resume in (None, "auto") else Path(resume)
+    else:
+        if resume is None:
+            raise UsageError(f"{folder}: holds a run already; continue it with --resume auto or set another run.dir")
+        _check_config(folder / CONFIG_FILE, config)
+        found = latest(folder) if resume == "auto" else Path(resume)
+    if found is None:
         return None
-    if resume is None:
-        raise UsageError(f"{folder}: holds a run already; continue it with --resume auto or set another run.dir")
-    differences = bit_differences(load_config(folder / CONFIG_FILE), config)
+    checkpoint = open_checkpoint(found)
+    if checkpoint.state.config_digest != config_digest(config):
+        its_config = found.absolute().parent.parent / CONFIG_FILE
+        if its_config.exists():
+            _check_config(its_config, config)
+        raise UsageError(
+            f"{found}: belongs to a run of another configuration; "
+            f"to start a new run from its weights set model.path = '{checkpoint.model_folder}' without --resume"
+        )
+    return checkpoint
+
+
+def _check_prompts(checkpoint: Checkpoint, task: Task) -> None:
+    if checkpoint.state.extra.get("prompts") != task.digest:
+        raise UsageError(
+            f"{checkpoint.folder}: the training prompts are not those of the run; give its data set (task.path) back, "
+            "or start a new run"
+        )
+
+
+def _check_config(path: Path, config: Config) -> None:
+    differences = bit_differences(load_config(path), config)
     if differences:
-        raise UsageError(f"{folder}: cannot continue with another configuration: {'; '.join(differences)}")
-    found = latest(folder) if resume == "auto" else Path(resume)
-    return None if found is None else open_checkpoint(found)
+        raise UsageError(f"{path.parent}: cannot continue with another configuration: {'; '.join(differences)}")
+
+
+def _content(path: Path) -> object:
+    """Return what a side file says, without the number format, which a saved ``config.json`` names anew."""
+    if path.name != "config.json":
+        return path.read_bytes()
+    values = json.loads(path.read_text(encoding="utf-8"))
+    return {name: value for name, value in values.items() if name not in ("dtype", "torch_dtype")}
+
+
+def _check_source(checkpoint: Checkpoint, source: Path) -> None:
+    """Refuse to go on with another tokenizer or model configuration than the checkpoint has."""
+    saved = {path.name: path for path in side_files(checkpoint.model_folder)}
+    now = {path.name: path for path in side_files(source)}
+    for name in sorted(saved.keys() | now.keys()):
+        if name not in saved or name not in now or _content(saved[name]) != _content(now[name]):
+            raise UsageError(
+                f"{source}: is not the model that {checkpoint.folder} was trained from ({name} differs); "
+                "set model.path to that one"
+            )
 
 
 def _check_numerics(checkpoint: Checkpoint, now: dict[str, Any]) -> None:
@@ -189,10 +240,44 @@ def _check_numerics(checkpoint: Checkpoint, now: dict[str, Any]) -> None:
         )
 
 
-def _longest_prompt(task: Task, tokenizer: Tokenizer, max_positions: int) -> int:
-    """Return the longest prompt in tokens, after checking that each has room for an answer."""
-    prompts = [*(task.train if isinstance(task, JsonlTask) else task.train_prompts(0)), *task.eval_prompts()]
-    return max(len(encode_prompt(prompt, tokenizer, max_positions)) for prompt in prompts)
+def _context(config: Config, shape: ModelConfig) -> int:
+    """Return the longest prompt plus completion, tokens."""
+    asked = config.model.max_positions
+    if asked is not None and asked > shape.max_positions:
+        raise UsageError(
+            f"model.max_positions = {asked}: the model has {shape.max_positions}; lower it or leave it out"
+        )
+    return shape.max_positions if asked is None else asked
+
+
+def _longest_sequence(config: Config, task: Task, tokenizer: Tokenizer, vocab_size: int, max_positions: int) -> int:
+    """Return the longest prompt plus completion in tokens, after checking every prompt."""
+
+    def longest(prompts: Sequence[Prompt]) -> int:
+        lengths = []
+        for prompt in prompts:
+            ids = encode_prompt(prompt, tokenizer, max_positions)
+            if max(ids) >= vocab_size:
+                raise UsageError(
+                    f"{prompt.name}: the tokenizer gives token id {max(ids)}, the model's vocabulary is "
+                    f"0..{vocab_size - 1}; tokenizer.json and config.json belong to different models"
+                )
+            lengths.append(len(ids))
+        return max(lengths)
+
+    train, held_out = rollout_params(config), eval_params(config)
+    prompts = task.train if isinstance(task, JsonlTask) else task.train_prompts(0)
+    needs = {"rollout.max_tokens": (longest(prompts), train.max_tokens)}
+    if config.eval.every > 0:
+        key = "rollout.max_tokens" if config.eval.max_tokens is None else "eval.max_tokens"
+        needs[f"{key} in evaluation"] = (longest(task.eval_prompts()), held_out.max_tokens)
+    for key, (prompt, completion) in needs.items():
+        if prompt + completion > max_positions:
+            raise UsageError(
+                f"the longest prompt ({prompt} tokens) and {key} = {completion} need {prompt + completion} positions, "
+                f"the context has {max_positions}; lower {key.split()[0]} or shorten the prompts"
+            )
+    return max(prompt + completion for prompt, completion in needs.values())
 
 
 def _engine_config(config: Config, longest: int) -> EngineConfig:

@@ -83,7 +83,8 @@ def save_checkpoint(
 ) -> Path:
     """Write ``<run_dir>/checkpoints/step-…`` and drop all but the newest ``keep``.
 
-    A checkpoint of the same step is replaced.
+    A checkpoint of the same step is replaced. Those of later steps go: the run went back to an older one, and their
+    steps come again.
 
     Args:
         run_dir: the run's folder.
@@ -121,15 +122,22 @@ def save_checkpoint(
             f"cannot save checkpoint {target}: {reason}; nothing of it was kept and earlier checkpoints are unchanged; "
             "free space or set another run.dir, then --resume auto"
         ) from error
-    for old in checkpoints(run_dir)[:-keep]:
-        shutil.rmtree(_set_aside(old))
+    found = checkpoints(run_dir)
+    place = found.index(target)
+    for other in [*found[: max(0, place + 1 - keep)], *found[place + 1 :]]:
+        shutil.rmtree(_set_aside(other))
     return target
 
 
 def checkpoints(run_dir: Path) -> list[Path]:
     """Return the checkpoint folders of a run, oldest step first."""
-    folders = [folder for folder in (run_dir / "checkpoints").glob("step-*") if folder.name[5:].isdigit()]
+    folders = [folder for folder in (run_dir / "checkpoints").glob("step-*") if _step_of(folder) is not None]
     return sorted(folders, key=lambda folder: int(folder.name[5:]))
+
+
+def _step_of(folder: Path) -> int | None:
+    digits = folder.name.removeprefix("step-")
+    return int(digits) if digits.isascii() and digits.isdigit() else None
 
 
 def latest(run_dir: Path) -> Path | None:
@@ -277,9 +285,10 @@ def _read_json(path: Path, folder: Path) -> dict[str, Any]:
 
 def _older(folder: Path) -> str:
     """Return what to do instead: the next older checkpoint, if there is one."""
-    if not folder.name[5:].isdigit():
+    step = _step_of(folder)
+    if step is None:
         return ""
-    older = [other for other in checkpoints(folder.parent.parent) if int(other.name[5:]) < int(folder.name[5:])]
+    older = [other for other in checkpoints(folder.parent.parent) if int(other.name[5:]) < step]
     return f"; an older one can be tried: --resume {older[-1]}" if older else ""
 
 

@@ -11,11 +11,11 @@ from zerogap.models.config import ModelConfig
 from zerogap.models.decoder import Decoder
 from zerogap.models.rows import PackedCache, Rows
 from zerogap.models.weights import weights_digest
+from zerogap.numerics import NUMERICS_VERSION
 from zerogap.ops import ambient
 from zerogap.ops import portable as ops
 from zerogap.trainer.optimiser import Optimiser, OptimiserSettings
 
-NUMERICS_VERSION = 1  # rises with every change of zerogap that changes bits
 _LENGTHS = (61, 1, 130)  # rows of the probe's sequences: no multiple of any tile or block
 
 

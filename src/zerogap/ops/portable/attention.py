@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from zerogap.ops.portable.elementwise import exp, tree_sum
 
@@ -50,6 +51,7 @@ class AttentionPlan:
     positions_TQ: Tensor
     place_R: Tensor  # where row r stands in the flattened tiles
     blocks: tuple[int, ...]  # key blocks of each tile
+    used: tuple[int, ...]  # rows of each tile that are no padding; they come first
 
     @staticmethod
     def build(chunks: Sequence[Chunk], page_size: int) -> AttentionPlan:
@@ -85,6 +87,7 @@ class AttentionPlan:
             torch.from_numpy(start[sequence][:, None] + offset),
             torch.from_numpy(place),
             tuple(blocks.tolist()),
+            tuple(real.sum(axis=1).tolist()),
         )
 
 
@@ -148,8 +151,12 @@ def _forward_group(
 ) -> tuple[Tensor, Tensor, Tensor]:
     blocks = list(_blocks(plan, group))
     slots = [_block_slots(plan, tiles, block) for block, tiles in blocks]
+    # Products need the full tile; the rest is row by row, so it is spared for padding (most of a decode step).
+    height = q_GTMD.shape[2]
+    used = max(plan.used[group]) * (height // QUERY_TILE)
+    padding = (0, 0, 0, height - used)
     scores = [
-        _scores(q_GTMD[:, : tiles.stop - tiles.start], _gather(k_SGD, s), plan, tiles, block)
+        _scores(q_GTMD[:, : tiles.stop - tiles.start], _gather(k_SGD, s), plan, tiles, block)[:, :, :used]
         for (block, tiles), s in zip(blocks, slots, strict=True)
     ]
     peak = scores[0].amax(-1, keepdim=True)
@@ -162,8 +169,9 @@ def _forward_group(
         reach = part.shape[1]
         weights = exp(part - peak[:, :reach])
         total[:, :reach] += tree_sum(weights).unsqueeze(-1)
-        out[:, :reach] += _product(weights, _gather(v_SGD, s))
-    return out.div_(total), peak, total
+        out[:, :reach] += _product(pad(weights, padding), _gather(v_SGD, s))
+    out[:, :, :used].div_(total)
+    return out, pad(peak, padding), pad(total, padding, value=1.0)
 
 
 def _scores(q_GTMD: Tensor, k_GTBD: Tensor, plan: AttentionPlan, tiles: slice, block: int) -> Tensor:

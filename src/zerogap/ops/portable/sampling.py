@@ -78,7 +78,7 @@ class LogDistribution:
     """The distributions of R rows over V tokens.
 
     Attributes:
-        shifted_RV: scaled logits less their maximum; -inf for suppressed tokens.
+        shifted_RV: scaled logits less the maximum of the kept ones; -inf for suppressed tokens.
         weights_RV: e^shifted within the kept set, else +0.
         total_R: sum of the weights.
         kept_RV: the kept set, or None if every row keeps the whole vocabulary.
@@ -125,11 +125,12 @@ def log_distribution(logits_RV: Tensor, settings: SamplerRows) -> LogDistributio
     scaled_RV = logits_RV / temperature_R.unsqueeze(1)
     for row, ids in settings.suppressed:
         scaled_RV[row, list(ids)] = -torch.inf
-    shifted_RV = scaled_RV.sub_(scaled_RV.amax(1, keepdim=True))
+    # A set kept by the filters holds the row's maximum; a replayed one need not, under later weights.
+    kept_RV = None if settings.kept is None else _replayed(settings.kept, scaled_RV)
+    peak_R1 = (scaled_RV if kept_RV is None else scaled_RV.masked_fill(~kept_RV, -torch.inf)).amax(1, keepdim=True)
+    shifted_RV = scaled_RV.sub_(peak_R1)
     weights_RV = exp(shifted_RV)
-    if settings.kept is not None:
-        kept_RV = _replayed(settings.kept, weights_RV)
-    else:
+    if settings.kept is None:
         kept_RV = _kept_sets(shifted_RV, weights_RV, settings)
     if kept_RV is not None:
         weights_RV.masked_fill_(~kept_RV, 0.0)
@@ -172,10 +173,10 @@ def uniform(seed: int, keys: Sequence[tuple[int, int, int, int]]) -> Tensor:
     return torch.from_numpy((words >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 
-def _replayed(kept: tuple[Tensor | None, ...], weights_RV: Tensor) -> Tensor | None:
+def _replayed(kept: tuple[Tensor | None, ...], scaled_RV: Tensor) -> Tensor | None:
     if all(ids is None for ids in kept):
         return None
-    kept_RV = torch.ones_like(weights_RV, dtype=torch.bool)
+    kept_RV = torch.ones_like(scaled_RV, dtype=torch.bool)
     for row, ids in enumerate(kept):
         if ids is not None:
             kept_RV[row] = False
@@ -227,8 +228,10 @@ def _top_k_top_p(shifted_FV: Tensor, weights_FV: Tensor, top_k_F: Tensor, top_p_
             sums_FC = weights_FC.to(torch.float64).cumsum(1)
             aim_F1 = (top_p_F * total_F.to(torch.float64)).unsqueeze(1)
             before_FC = sums_FC - weights_FC
-            kept_FC = in_top_k_FC & ((before_FC < aim_F1) | (rank_C == 0))
-            open_F = (top_k_F > count) & ((sums_FC[:, -1:] < aim_F1).squeeze(1) | (top_p_F >= 1))
+            # A row with top-k alone has no nucleus: its rounded total may lie below the sum of its first tokens.
+            whole_F1 = (top_p_F >= 1).unsqueeze(1)
+            kept_FC = in_top_k_FC & (whole_F1 | (before_FC < aim_F1) | (rank_C == 0))
+            open_F = (top_k_F > count) & ((sums_FC[:, -1:] < aim_F1) | whole_F1).squeeze(1)
             closed = not bool(open_F.any())
         if closed or count == vocabulary:
             return torch.zeros_like(shifted_FV, dtype=torch.bool).scatter_(1, ids_FC, kept_FC)

@@ -64,6 +64,11 @@ class ArithmeticTask:
             config.run.seed, config.rollout.prompts_per_step, config.eval.prompts, config.task.reward or EXACT_MATCH
         )
 
+    @property
+    def digest(self) -> str:
+        """Hex digest of the questions that are not held out; they come from nothing but this file."""
+        return hashlib.blake2b(repr(held_out_pairs()).encode(), digest_size=16).hexdigest()
+
     def train_prompts(self, step: int) -> list[Prompt]:
         """Return the questions of ``step``; two of them may be equal, as in any sample."""
         return [question(*train_pair(self.seed, step, index)) for index in range(self.prompts_per_step)]

@@ -43,6 +43,11 @@ class Task(Protocol):
         """The reward function as ``module:function`` (see ``zerogap.rl.rewards``)."""
         ...
 
+    @property
+    def digest(self) -> str:
+        """Hex digest of what the training prompts are made from, beside the configuration's own keys."""
+        ...
+
     def train_prompts(self, step: int) -> list[Prompt]:
         """Return the prompts of training step ``step`` (from 0): the same list at every call, in every process."""
         ...

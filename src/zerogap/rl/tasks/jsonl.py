@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from zerogap.errors import UsageError, nearest
 from zerogap.rl.config import Config, TaskSection
 from zerogap.rl.tasks.base import Message, Prompt
 
+_DEEPEST = 100  # levels of nesting of a line; every later reader and writer must manage them too
 _ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -77,6 +79,14 @@ class JsonlTask:
             shuffle=task.shuffle,
         )
 
+    @property
+    def digest(self) -> str:
+        """Hex digest of every training prompt with its answer and fields, in file order."""
+        whole = hashlib.blake2b(digest_size=16)
+        for prompt in self.train:
+            whole.update(json.dumps([prompt.content, prompt.answer, dict(prompt.fields)]).encode() + b"\n")
+        return whole.hexdigest()
+
     def train_prompts(self, step: int) -> list[Prompt]:
         """Return the prompts of ``step``; epochs follow each other without a gap, also inside a step."""
         first = step * self.prompts_per_step
@@ -94,11 +104,14 @@ class JsonlTask:
 def _parse(line: str, where: str, task: TaskSection) -> Prompt:
     try:
         record = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
-        detail = (
-            f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else "nested too deep"
-        )
-        raise UsageError(f"{where}: is not JSON ({detail})") from None
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{where}: is not JSON ({error.msg} at column {error.colno})") from None
+    except RecursionError:
+        raise UsageError(f"{where}: is nested too deep; at most {_DEEPEST} levels are read") from None
+    except ValueError:
+        raise UsageError(f"{where}: holds an integer of thousands of digits; write it as a text") from None
+    if _depth(record) > _DEEPEST:
+        raise UsageError(f"{where}: is nested too deep; at most {_DEEPEST} levels are read")
     if not isinstance(record, dict):
         raise UsageError(f"{where}: must be a JSON object with {task.prompt_key!r} and {task.answer_key!r}")
     for key, setting in ((task.prompt_key, "task.prompt_key"), (task.answer_key, "task.answer_key")):
@@ -109,11 +122,20 @@ def _parse(line: str, where: str, task: TaskSection) -> Prompt:
     return Prompt(name=where, content=content, answer=record[task.answer_key], fields=fields)
 
 
+def _depth(value: Any) -> int:
+    """Return the levels of nesting of a JSON value; 0 for a text or a number."""
+    level, depth = [value], 0
+    while level := [item for item in level if isinstance(item, dict | list)]:
+        depth += 1
+        level = [part for item in level for part in (item.values() if isinstance(item, dict) else item)]
+    return depth
+
+
 def _content(value: Any, where: str, chat: bool) -> str | tuple[Message, ...]:
     if isinstance(value, str):
         if not value:
             raise UsageError(f"{where} is empty; give a text or chat messages")
-        return ({"role": "user", "content": value},) if chat else value
+        return ({"role": "user", "content": _text(value, where)},) if chat else _text(value, where)
     if not isinstance(value, list) or not value:
         raise UsageError(f"{where} must be a text or a list of chat messages")
     for index, message in enumerate(value):
@@ -121,4 +143,15 @@ def _content(value: Any, where: str, chat: bool) -> str | tuple[Message, ...]:
             raise UsageError(f"{where}: message {index} must be an object with exactly 'role' and 'content'")
         if message["role"] not in _ROLES or not isinstance(message["content"], str):
             raise UsageError(f"{where}: message {index} needs a role of {', '.join(_ROLES)} and a text as content")
+        _text(message["content"], f"{where}: message {index}")
     return tuple(value)
+
+
+def _text(value: str, where: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"{where}: character {error.start} is half of a surrogate pair; write the whole character"
+        ) from None
+    return value

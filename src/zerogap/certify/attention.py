@@ -1,0 +1,87 @@
+"""The row law of attention: chunks, pages, neighbours and lengths around every border, against the packed whole."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from zerogap.certify.rows import THREADS, Break, RowVerdict, torch_threads
+from zerogap.models.config import ModelConfig
+from zerogap.ops import portable as ops
+
+_LENGTHS_QUICK = (1, 31, 32, 33, 70)
+_LENGTHS_FULL = (1, 2, 7, 8, 9, 31, 32, 33, 63, 64, 65, 96, 97, 200)
+
+
+@dataclass(frozen=True)
+class _Case:
+    length: int
+    chunk: int
+    page_size: int
+    threads: int
+    neighbour: str  # what other sequences and free pages hold
+
+    def __str__(self) -> str:
+        return f"chunks of {self.chunk}, pages of {self.page_size}, neighbours {self.neighbour}, length {self.length}"
+
+
+def check_attention(config: ModelConfig, full: bool, threads: tuple[int, ...] = THREADS) -> RowVerdict:
+    """Compare chunked, paged attention beside other sequences with the packed whole sequence alone."""
+    comparisons = 0
+    for case in _cases(full, threads):
+        q, k, v = _inputs(config, case.length)
+        with torch_threads(1):
+            whole = ops.AttentionPlan.build([ops.Chunk(0, case.length, range(case.length))], 1)
+            alone = ops.attention(q, k, v, whole, config.head_dim**-0.5)
+        with torch_threads(case.threads):
+            out = _paged(config, case, q, k, v)
+        comparisons += case.length
+        different = out.contiguous().view(torch.int32) != alone.view(torch.int32)
+        if bool(different.any()):
+            row = int(different.flatten(1).any(1).nonzero()[0])
+            gap = (out[row].double() - alone[row].double()).abs()[different[row]].max()
+            broken = Break(str(case), case.length, row, case.threads, int(different[row].sum()), float(gap))
+            return RowVerdict("attention", comparisons, broken)
+    return RowVerdict("attention", comparisons, None)
+
+
+def _cases(full: bool, threads: tuple[int, ...]) -> Iterator[_Case]:
+    lengths = _LENGTHS_FULL if full else _LENGTHS_QUICK
+    # In the quick form each length meets some of the combinations, in a fixed mixed order, so that all values occur.
+    combinations = list(itertools.product((1, 7, 32, 64), (1, 3, 16, 64), threads, ("random", "extreme", "NaN")))
+    random.Random(0).shuffle(combinations)
+    turn = itertools.cycle(combinations)
+    for length in lengths:
+        for chunk, page_size, count, neighbour in itertools.islice(turn, 60 if full else 12):
+            yield _Case(length, chunk, page_size, count, neighbour)
+
+
+def _inputs(config: ModelConfig, length: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(length)
+    q = torch.randn(length, config.num_heads, config.head_dim, generator=generator)
+    k, v = (torch.randn(length, config.num_kv_heads, config.head_dim, generator=generator) for _ in range(2))
+    return q, k, v
+
+
+def _paged(config: ModelConfig, case: _Case, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Run one sequence chunk by chunk through pages in mixed order, beside a second sequence that decodes."""
+    fill = {"random": 0.5, "extreme": 1e30, "NaN": torch.nan}[case.neighbour]
+    pages = -(-case.length // case.page_size)
+    order = torch.randperm(pages + 3, generator=torch.Generator().manual_seed(1)).tolist()
+    table, other = order[:pages], order[pages : pages + 1]
+    shape = ((pages + 3) * case.page_size, config.num_kv_heads, config.head_dim)
+    keys, values = torch.full(shape, fill), torch.full(shape, fill)
+    out = []
+    for start in range(0, case.length, case.chunk):
+        count = min(case.chunk, case.length - start)
+        slots = [table[p // case.page_size] * case.page_size + p % case.page_size for p in range(start, start + count)]
+        keys[slots], values[slots] = k[start : start + count], v[start : start + count]
+        rows = torch.cat((torch.full((1, *q.shape[1:]), fill), q[start : start + count]))
+        plan = ops.AttentionPlan.build([ops.Chunk(0, 1, other), ops.Chunk(start, count, table)], case.page_size)
+        out.append(ops.attention(rows, keys, values, plan, config.head_dim**-0.5)[1:])
+    return torch.cat(out)

@@ -1,0 +1,201 @@
+"""``zerogap certify``: runs every proof, shows a table, writes the certificate."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import platform
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from zerogap import __version__
+from zerogap.certify.attention import check_attention
+from zerogap.certify.rows import THREADS, RowVerdict, check_rows
+from zerogap.certify.subjects import control_subject, portable_subjects, torch_subjects
+from zerogap.certify.whole import (
+    WholeVerdict,
+    check_end_to_end,
+    check_gradients,
+    check_repeatability,
+    random_decoder,
+)
+from zerogap.console import message, out, print_json
+from zerogap.errors import ExitCode
+from zerogap.facts.certificate import canonical, certificate_folder, cpu_identity, sealed, write_certificate
+from zerogap.models.config import ModelConfig
+from zerogap.models.hub import resolve_model
+from zerogap.models.tokenizer import load_tokenizer
+from zerogap.models.weights import load_decoder
+from zerogap.numerics import NUMERICS_VERSION, code_digest
+from zerogap.ops import ambient
+from zerogap.threads import thread_count
+
+SCHEMA, SCHEMA_VERSION = "zerogap.certify", 1
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row of the table: a test, how much it compared, and how it ended."""
+
+    test: str
+    comparisons: int
+    holds: bool
+    detail: str
+
+    @staticmethod
+    def of_rows(verdict: RowVerdict) -> Line:
+        """Return the line of an op's row law."""
+        detail = "" if verdict.broken is None else str(verdict.broken)
+        return Line(f"row law: {verdict.name}", verdict.comparisons, verdict.broken is None, detail)
+
+    @staticmethod
+    def of_whole(verdict: WholeVerdict) -> Line:
+        """Return the line of a test of the whole."""
+        return Line(verdict.name, verdict.comparisons, verdict.holds, verdict.detail)
+
+
+def certify_command(model: str, ops: str, full: bool, as_json: bool, output: Path | None) -> int:
+    """Run ``zerogap certify``; return its exit code.
+
+    Args:
+        model: folder, hub name or ``builtin:tiny-qwen3``.
+        ops: ``zerogap`` certifies ours; ``torch`` shows which of torch's own ops break the row law.
+        full: more shapes and sequences.
+        as_json: one JSON object on stdout.
+        output: where the certificate goes; None = the certificate folder.
+
+    Raises:
+        UsageError: the model cannot be read.
+    """
+    torch.set_num_threads(thread_count())
+    folder = resolve_model(model)
+    config = ModelConfig.from_folder(folder)
+    show: Callable[[str], None] = (lambda text: None) if as_json else message
+    with ambient.guard():
+        lines = _torch_lines(config, full, show) if ops == "torch" else _lines(folder, config, full, show)
+    holds = all(line.holds for line in lines)
+    record = None if ops == "torch" else _certificate(model, config, lines, full)
+    path = None
+    if record is not None:
+        path = output or certificate_folder() / _file_name(record)
+        write_certificate(record, path)
+    _print(lines, holds, path, model, ops, as_json)
+    return int(ExitCode.HOLDS if holds else ExitCode.DOES_NOT_HOLD)
+
+
+def _lines(folder: Path, config: ModelConfig, full: bool, show: Callable[[str], None]) -> list[Line]:
+    control = check_rows(control_subject(config), full)
+    found = control.broken is not None
+    detail = f"found: {control.broken}" if found else "an op made to break the law passed: these tests prove nothing"
+    lines = [Line("negative control: K split by row count", control.comparisons, found, detail)]
+    for subject in portable_subjects(config):
+        show(f"row law of {subject.name} ...")
+        lines.append(Line.of_rows(check_rows(subject, full)))
+    show("row law of attention ...")
+    lines.append(Line.of_rows(check_attention(config, full)))
+    show("gradients and repeatability ...")
+    lines += [Line.of_whole(verdict) for verdict in (*check_gradients(config), check_repeatability(config))]
+    show("engine against trainer ...")
+    decoder = load_decoder(folder) if any(folder.glob("*.safetensors*")) else random_decoder(config)
+    lines += [Line.of_whole(verdict) for verdict in check_end_to_end(decoder, load_tokenizer(folder), full)]
+    return lines
+
+
+def _torch_lines(config: ModelConfig, full: bool, show: Callable[[str], None]) -> list[Line]:
+    lines = []
+    for subject in torch_subjects(config):
+        show(f"row law of torch's {subject.name} ...")
+        lines.append(Line.of_rows(check_rows(subject, full)))
+    return lines
+
+
+def _certificate(model: str, config: ModelConfig, lines: list[Line], full: bool) -> dict[str, Any]:
+    results = [vars(line) for line in lines]
+    return sealed(
+        {
+            "issued": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "nature": "self-issued: the digest is a checksum, no signature",
+            "holds": all(line.holds for line in lines),
+            "device": {"kind": "cpu", **cpu_identity()},
+            "software": {
+                "zerogap": __version__,
+                "numerics_version": NUMERICS_VERSION,
+                "backend": "cpu-portable",
+                "code_digest": code_digest(),
+                "torch": torch.__version__,
+                "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+                "compiler": _compiler(),
+                "python": platform.python_version(),
+            },
+            "threads": list(THREADS),
+            "model": {"name": model, **_shape(config)},
+            "dtype": "float32",
+            "extent": "full" if full else "quick",
+            "tests": results,
+            "results_digest": hashlib.sha256(canonical({"tests": results}).encode()).hexdigest(),
+        }
+    )
+
+
+def _shape(config: ModelConfig) -> dict[str, Any]:
+    """Return the sizes that ``zerogap check`` compares with the model asked about."""
+    return {
+        "family": config.family,
+        "layers": config.num_layers,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "heads": config.num_heads,
+        "kv_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "tied_embeddings": config.tie_embeddings,
+        "rope": config.rope.variant,
+    }
+
+
+def _compiler() -> str:
+    """Return the switches that torch was built with and that can change bits."""
+    text = torch.__config__.show()
+    found = re.findall(r"(?:Intel\(R\) oneAPI Math Kernel Library Version \S+|MKL-DNN v\S+|-ffast-math|GCC \S+)", text)
+    return ", ".join(dict.fromkeys(found))
+
+
+def _file_name(record: dict[str, Any]) -> str:
+    plain = re.sub(r"[^A-Za-z0-9.-]+", "-", record["model"]["name"]).strip("-")
+    return f"{plain}-{record['digest'][:12]}.json"
+
+
+def _print(lines: list[Line], holds: bool, path: Path | None, model: str, ops: str, as_json: bool) -> None:
+    first = next((line for line in lines if not line.holds), None)
+    if as_json:
+        body = {
+            "model": model,
+            "ops": ops,
+            "holds": holds,
+            "first_break": None if first is None else vars(first),
+            "tests": [vars(line) for line in lines],
+            "certificate": None if path is None else str(path),
+        }
+        print_json(SCHEMA, SCHEMA_VERSION, json.loads(json.dumps(body)))
+        return
+    table = Table("test", "compared", "", "detail", header_style="bold")
+    for line in lines:
+        table.add_row(line.test, f"{line.comparisons:,}", "holds" if line.holds else "BREAKS", line.detail)
+    console = out()
+    console.print(table)
+    if ops == "torch":
+        broken = sum(not line.holds for line in lines)
+        console.print(f"{broken} of {len(lines)} of torch's own ops break the row law at the shapes of {model} here")
+    elif first is not None:
+        console.print(f"does not hold: {first.test}: {first.detail}")
+    else:
+        console.print(f"holds: engine and trainer agree bit for bit on this device for {model}")
+    if path is not None:
+        console.print(f"certificate: {path}", soft_wrap=True)

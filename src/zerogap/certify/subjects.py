@@ -1,0 +1,112 @@
+"""What is put to the test: every op of a model's forward at the model's own shapes, ours or torch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from zerogap.models.config import ModelConfig
+from zerogap.ops import portable as ops
+
+RowOp = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An op on rows [R, width] that must give each row the bits it has alone."""
+
+    name: str
+    width: int
+    run: RowOp
+
+
+def portable_subjects(config: ModelConfig) -> list[Subject]:
+    """Return the portable ops of a model's forward, embedding and attention apart."""
+    hidden, inner, heads, size = config.hidden_size, config.intermediate_size, config.num_heads, config.head_dim
+    width, kv_width = heads * size, config.num_kv_heads * size
+    vocab = config.vocab_size
+
+    def linear(name: str, in_features: int, out_features: int, segments: int = 1) -> Subject:
+        weight = _normal(out_features, in_features) * in_features**-0.5
+        return Subject(name, in_features, lambda x: ops.linear(x, weight, None, segments))
+
+    norm, head_norm = 1 + 0.1 * _normal(hidden), 1 + 0.1 * _normal(size)
+    head = _normal(vocab, hidden) * hidden**-0.5
+    cos, sin = (table[7] for table in config.rope.table(0))
+    return [
+        Subject("rms_norm", hidden, lambda x: ops.rms_norm(x, norm, config.rms_norm_eps)),
+        linear("q_proj", hidden, width),
+        linear("k_proj, v_proj", hidden, kv_width),
+        Subject("qk_norm", width, lambda x: _heads(x, size, lambda h: ops.rms_norm(h, head_norm, config.rms_norm_eps))),
+        Subject(
+            "rotary",
+            width,
+            lambda x: _heads(x, size, lambda h: ops.rotary(h, cos.expand(len(h), -1), sin.expand(len(h), -1))),
+        ),
+        linear("o_proj", width, hidden, ops.segment_count(width, unit=size)),
+        linear("gate_proj, up_proj", hidden, inner),
+        Subject("silu_mul", inner, lambda x: ops.silu_mul(x, x.flip(1))),
+        linear("down_proj", inner, hidden, ops.segment_count(inner)),
+        linear("lm_head", hidden, vocab),
+        Subject("log_distribution", vocab, lambda x: _table(x, ops.SamplerRows.uniform_settings(len(x)))),
+        Subject("kept sets", vocab, lambda x: _table(x, ops.SamplerRows.uniform_settings(len(x), 0.7, 20, 0.9, 0.02))),
+        Subject("token_logprob", hidden, lambda x: _token_logprob(x, head)),
+    ]
+
+
+def torch_subjects(config: ModelConfig) -> list[Subject]:
+    """Return torch's own ops at the same shapes: what an ordinary trainer or engine would call."""
+    hidden, inner, size = config.hidden_size, config.intermediate_size, config.head_dim
+    width, kv_width = config.num_heads * size, config.num_kv_heads * size
+
+    def linear(name: str, in_features: int, out_features: int) -> Subject:
+        weight = _normal(out_features, in_features) * in_features**-0.5
+        return Subject(name, in_features, lambda x: functional.linear(x, weight))
+
+    norm = 1 + 0.1 * _normal(hidden)
+    return [
+        Subject("rms_norm", hidden, lambda x: functional.rms_norm(x, (hidden,), norm, config.rms_norm_eps)),
+        linear("q_proj", hidden, width),
+        linear("k_proj, v_proj", hidden, kv_width),
+        linear("o_proj", width, hidden),
+        linear("gate_proj, up_proj", hidden, inner),
+        Subject("silu_mul", inner, lambda x: functional.silu(x) * x.flip(1)),
+        linear("down_proj", inner, hidden),
+        linear("lm_head", hidden, config.vocab_size),
+        Subject("log_softmax", config.vocab_size, lambda x: torch.log_softmax(x, dim=-1)),
+        Subject("mean over a row", inner, lambda x: x.mean(1, keepdim=True)),
+        Subject("sum over a vocabulary", config.vocab_size, lambda x: x.exp().sum(1, keepdim=True)),
+    ]
+
+
+def control_subject(config: ModelConfig) -> Subject:
+    """Return an op that is made to break the law: it splits its inner dimension by the number of rows."""
+    hidden = config.hidden_size
+    weight = _normal(64, hidden) * hidden**-0.5
+
+    def run(x: Tensor) -> Tensor:
+        parts = torch.tensor_split(torch.arange(hidden), 1 + len(x) % 3)
+        return torch.stack([ops.linear(x[:, part], weight[:, part]) for part in parts]).cumsum(0)[-1]
+
+    return Subject("control: K split by row count", hidden, run)
+
+
+def _heads(x: Tensor, size: int, run: RowOp) -> Tensor:
+    return run(x.unflatten(1, (-1, size))).flatten(1)
+
+
+def _table(x: Tensor, settings: ops.SamplerRows) -> Tensor:
+    return ops.log_distribution(3 * x, settings).logprob_RV
+
+
+def _token_logprob(x: Tensor, head: Tensor) -> Tensor:
+    settings = ops.SamplerRows.uniform_settings(len(x), 0.8)
+    return ops.token_logprobs(x, head, torch.full((len(x),), 1), settings).logprob_R.unsqueeze(1)
+
+
+def _normal(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))

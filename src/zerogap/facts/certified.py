@@ -1,0 +1,76 @@
+"""Whether a certificate of ``zerogap certify`` speaks of this device, software and model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from zerogap import __version__
+from zerogap.facts.certificate import certificates, cpu_identity
+from zerogap.facts.fact import ABSENT, Fact, Facts
+from zerogap.numerics import NUMERICS_VERSION, code_digest
+
+_SHAPE = (
+    "family",
+    "layers",
+    "hidden_size",
+    "intermediate_size",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "vocab_size",
+    "tied_embeddings",
+    "rope",
+)
+
+
+def certificate_facts(facts: Facts, folder: Path | None = None) -> Facts:
+    """Return ``certificate.holds`` from the newest certificate that fits, or why it is unknown.
+
+    Args:
+        facts: what is known of this machine's software and of the model.
+        folder: where certificates lie; None = the usual folder.
+    """
+    unmatched: list[str] = []
+    wanted: dict[str, dict[str, Any]] = {}
+    for path, record in certificates(folder):
+        wanted = wanted or _wanted(facts)
+        difference = _difference(record, wanted)
+        if difference is None and isinstance(record.get("holds"), bool):
+            return Facts(
+                {"certificate.holds": Fact(record["holds"], f"{path}, issued {record.get('issued', 'at no time')}")}
+            )
+        unmatched.append(f"{path.name} ({difference or 'says nothing'})")
+    if not unmatched:
+        return Facts({}, {"certificate.holds": "there is no certificate on this machine"})
+    shown = "; ".join(unmatched[:3]) + (f" and {len(unmatched) - 3} more" if len(unmatched) > 3 else "")
+    return Facts({}, {"certificate.holds": f"no certificate fits this device, software and model: {shown}"})
+
+
+def _wanted(facts: Facts) -> dict[str, dict[str, Any]]:
+    kernels = facts.get("software.zerogap_kernels")
+    torch = facts.get("software.torch")
+    return {
+        "device": {"kind": "cpu", **cpu_identity()},
+        "software": {
+            "zerogap": __version__,
+            "numerics_version": NUMERICS_VERSION,
+            "code_digest": code_digest(),
+            "backend": None if kernels is None else "cpu-portable" if kernels.value == ABSENT else "cpu-native",
+            "torch": None if torch is None else torch.value,
+        },
+        "model": {key: facts[f"model.{key}"].value if f"model.{key}" in facts else None for key in _SHAPE},
+    }
+
+
+def _difference(record: dict[str, Any], wanted: dict[str, dict[str, Any]]) -> str | None:
+    """Return the first thing in which a certificate speaks of something else; an unknown value fits nothing."""
+    for part, values in wanted.items():
+        stated = record.get(part)
+        for key, value in values.items():
+            said = stated.get(key) if isinstance(stated, dict) else None
+            if value is None:
+                return f"{part} {key} is not known here"
+            if said != value or isinstance(said, bool) is not isinstance(value, bool):
+                return f"{part} {key}: {str(said)[:40]} there, {str(value)[:40]} here"
+    return None

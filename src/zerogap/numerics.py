@@ -1,0 +1,19 @@
+"""The version of our arithmetic, readable without torch."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+NUMERICS_VERSION = 1  # rises with every change of zerogap that changes bits
+_PARTS = ("ops", "models", "engine", "trainer")
+
+
+def code_digest() -> str:
+    """Return a SHA-256 over the sources of everything on the log-prob path, in hex."""
+    root = Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(path for part in _PARTS for path in (root / part).rglob("*.py")):
+        digest.update(f"{path.relative_to(root).as_posix()}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
