@@ -196,7 +196,12 @@ ALL = ["R106", "R107", "R108", "R110", "R112", "R113", "R114", "R117", "R118", "
        "R145", "R146", "R147"]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
+SLOW = {"R110", "R129"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in CASES]
+)
 def test_report(name: str) -> None:
     CASES[name]()
 

@@ -51,7 +51,8 @@ def test_the_table_ends_with_what_to_do_and_what_stays_unproven(capsys: pytest.C
     assert code == 1
     assert "NOT_BATCH_INVARIANT" in shown
     assert "to make it deterministic" in shown
-    assert "costs:" in shown
+    # The test engine says it is vLLM and runs here: what this machine cannot do is not suggested.
+    assert ("not on this machine" in shown) != ("switch on: VLLM_BATCH_INVARIANT=1" in shown)
     assert "not proven by this" in shown
     assert "deterministic: no" in shown
 
@@ -66,15 +67,15 @@ def test_junit(tmp_path: Path) -> None:
 
 
 def test_changes_since_an_older_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    old = tmp_path / "old.json"
+    old, asked = tmp_path / "old.json", ("--only", "repeat", "--only", "precision")
     with serve(Truth()) as address:
-        run(["probe", address, "--json"])
+        run(["probe", address, "--json", *asked])
         old.write_text(capsys.readouterr().out)
-        run(["probe", address, "--json", "--against", str(old), "--budget-requests", "190"])
+        run(["probe", address, "--json", *asked, "--against", str(old)])
         again = json.loads(capsys.readouterr().out)
-    assert [change for change in again["changes"] if not change.startswith("ties")] == []
+    assert again["changes"] == []
     with serve(Truth(logprob="bf16")) as address:
-        run(["probe", address, "--json", "--against", str(old)])
+        run(["probe", address, "--json", *asked, "--against", str(old)])
         changed = json.loads(capsys.readouterr().out)
     said = "\n".join(changed["changes"])
     assert "precision: pass before, fail BF16_GRID now" in said

@@ -78,7 +78,7 @@ def test_an_honest_engine_passes(full: bool) -> None:
 def test_the_meaning_of_a_logprob_is_named(
     asked: Asked, meaning: str, temperature: str, truncation: str, penalties: str
 ) -> None:
-    found = asked(Truth(meaning=meaning), "temperature", "truncation", "penalties", full=True)
+    found = asked(Truth(meaning=meaning), "temperature", "truncation", "penalties")
     assert found["temperature"].outcome.code == temperature
     assert found["truncation"].outcome.numbers["semantics"] == truncation
     assert found["penalties"].outcome.code == penalties
@@ -102,7 +102,7 @@ def test_a_temperature_floor_is_fitted(asked: Asked) -> None:
     assert found.numbers["fitted"]["0.5"] == pytest.approx(0.8, rel=0.02)
 
 
-@pytest.mark.parametrize("meaning", ["raw", "processed"])
+@pytest.mark.parametrize("meaning", [pytest.param("raw", marks=pytest.mark.slow), "processed"])
 @pytest.mark.parametrize(
     "default",
     [
@@ -121,6 +121,12 @@ def test_inherited_defaults_are_found_with_their_values(asked: Asked, meaning: s
     assert set(inherited) == set(default)
     for name, value in default.items():
         assert inherited[name] == pytest.approx(value, rel=0.02)
+
+
+def test_a_default_behind_raw_logprobs_is_found_by_draws(asked: Asked) -> None:
+    found = asked(Truth(default={"temperature": 0.7}), "defaults")["defaults"].outcome
+    assert found.numbers["inherited"] == pytest.approx({"temperature": 0.7}, rel=0.02)
+    assert found.numbers["evidence"] == "draws"
 
 
 def test_padding_is_counted(asked: Asked) -> None:

@@ -63,9 +63,9 @@ def body(result: Result, changes: list[str] | None = None) -> dict[str, Any]:
         "notes": list(result.notes),
     }  # fmt: skip
     if engine is not None:
-        advice = advise(engine)
+        advice = advise(engine, result.address)
         found["advice"] = {"contract": advice.contract, "switches": list(advice.switches), "costs": list(advice.costs),
-                           "notes": list(advice.notes)}  # fmt: skip
+                           "notes": list(advice.notes), "refused": advice.refused}  # fmt: skip
     if changes is not None:
         found["changes"] = changes
     return found
@@ -132,7 +132,9 @@ def _show_end(result: Result, changes: list[str] | None) -> None:
         for change in changes or ["nothing changed"]:
             console.print(f"  {printable(change)}", soft_wrap=True)
     if result.engine is not None and verdict.deterministic(result) != "yes":
-        _show_advice(result.engine, dead=any(f.outcome.observed.startswith(NOT_ASKED) for f in result.findings))
+        _show_advice(
+            result.engine, result.address, dead=any(f.outcome.observed.startswith(NOT_ASKED) for f in result.findings)
+        )
     console.print("\nnot proven by this")
     for text in verdict.unproven(result):
         console.print(f"  {printable(text)}", soft_wrap=True)
@@ -147,11 +149,13 @@ def _show_end(result: Result, changes: list[str] | None) -> None:
     )
 
 
-def _show_advice(engine: Engine, dead: bool) -> None:
+def _show_advice(engine: Engine, address: str, dead: bool) -> None:
     """Print what to switch on and what it costs; of a dead engine only what may explain it."""
-    console, advice = out(), advise(engine)
+    console, advice = out(), advise(engine, address)
     if not dead:
         console.print("\nto make it deterministic" + (f" ({advice.contract})" if advice.contract else ""))
+        if advice.refused:
+            console.print(f"  not on this machine: {advice.refused}", soft_wrap=True)
         for text in advice.switches:
             console.print(f"  switch on: {text}", soft_wrap=True)
         for text in advice.costs:

@@ -111,7 +111,7 @@ async def _probe(question: Question, client: Client, budget: Budget, told: Calla
     notes: list[str] = []
     if question.trainer is not None and not dead:
         findings += await _trainer(probe, question, budget, notes)
-    print_ = await _fingerprint(probe) if not dead and not question.only else ""
+    print_ = "" if dead else await _fingerprint(probe)
     return Result(
         question.address, engine, tuple(findings), budget.used, budget.elapsed, question.full, print_, tuple(notes)
     )
