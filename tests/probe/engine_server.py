@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.probe.tiny_model import EOS, VOCAB, TinyModel, decode, log_softmax
+from tests.probe.tiny_model import EOS, VOCAB, TinyModel, decode, encode, log_softmax
 
 MAX_LEN = 4096
 
@@ -89,6 +89,11 @@ class Row:
 
 class Engine:
     """A scheduler thread that advances every running sequence by one token per step."""
+
+    vocabulary = VOCAB
+    length = MAX_LEN
+    encode = staticmethod(encode)
+    decode = staticmethod(decode)
 
     def __init__(self, truth: Truth) -> None:
         self.truth = truth

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.probe.engine_server import MAX_LEN, OFF, BadRequestError, Engine, Row, Truth
-from tests.probe.tiny_model import VOCAB, decode, encode
+from tests.probe.engine_server import OFF, BadRequestError, Engine, Row, Truth
 
 NAMES = {"repeat_penalty": "repetition_penalty"}
 
@@ -26,10 +25,10 @@ def bf16(value: float) -> float:
     return float(np.uint32(rounded).view(np.float32))
 
 
-def told(truth: Truth, row: Row) -> tuple[list[int], list[Any], list[list[tuple[int, Any]]]]:
+def told(engine: Any, row: Row) -> tuple[list[int], list[Any], list[list[tuple[int, Any]]]]:
     """Return the tokens, log-probs and alternatives of a finished row as the engine tells them, lies included."""
     tokens, values, tops = list(row.tokens), list(row.logprobs), [list(t) for t in row.tops]
-    lie = truth.logprob
+    lie = engine.truth.logprob
     if lie == "shift":
         values = [-1.0, *values[:-1]]
     elif lie in ("bf16", "fp16", "decimals"):
@@ -49,8 +48,8 @@ def told(truth: Truth, row: Row) -> tuple[list[int], list[Any], list[list[tuple[
     elif lie in ("null", "nan", "sentinel", "neginf"):
         filler = {"null": None, "nan": math.nan, "sentinel": -9999.0, "neginf": -math.inf}[lie]
         values = [filler if n == 3 else v for n, v in enumerate(values)]
-    if truth.retokenise:
-        tokens = encode(decode(tokens))
+    if engine.truth.retokenise:
+        tokens = engine.encode(engine.decode(tokens))
     return tokens, values, tops
 
 
@@ -64,8 +63,12 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     @property
+    def engine(self) -> Any:
+        return self.server.engine
+
+    @property
     def truth(self) -> Truth:
-        return self.server.engine.truth
+        return self.engine.truth
 
     def reply(self, body: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -89,15 +92,15 @@ class Handler(BaseHTTPRequestHandler):
             pages["/info"] = {
                 "model_id": "tiny",
                 "version": "3.3.6",
-                "max_total_tokens": MAX_LEN,
+                "max_total_tokens": self.engine.length,
                 "model_dtype": "float32",
             }
         elif kind == "vllm":
             pages["/version"] = {"version": "0.32.0"}
         if kind in ("vllm", "openai", "llamacpp"):
             owner = {"vllm": "vllm", "llamacpp": "llamacpp"}.get(kind, "someone")
-            pages["/v1/models"] = {"data": [{"id": "tiny", "owned_by": owner, "max_model_len": MAX_LEN}]}
-        if self.server.engine.dead and self.truth.die_at_first:
+            pages["/v1/models"] = {"data": [{"id": "tiny", "owned_by": owner, "max_model_len": self.engine.length}]}
+        if self.engine.dead and self.truth.die_at_first:
             return self.reply({"error": "engine dead"}, 503)
         if path in pages:
             return self.reply(pages[path])
@@ -105,7 +108,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        truth, engine = self.truth, self.server.engine
+        truth, engine = self.truth, self.engine
         if truth.slow_s:
             time.sleep(truth.slow_s)
         if truth.key and self.headers.get("Authorization") != f"Bearer {truth.key}":
@@ -127,9 +130,9 @@ class Handler(BaseHTTPRequestHandler):
             self.reply({"error": str(error)}, 500)
 
     def route(self, body: dict[str, Any]) -> None:
-        truth, engine = self.truth, self.server.engine
+        truth, engine = self.truth, self.engine
         if self.path == "/tokenize":
-            return self.reply({"tokens": encode(body.get("prompt", body.get("content", "")))})
+            return self.reply({"tokens": self.engine.encode(body.get("prompt", body.get("content", "")))})
         if truth.health_only:
             raise RuntimeError("EngineCore encountered an issue")
         if truth.die_at_first:
@@ -171,11 +174,15 @@ class Handler(BaseHTTPRequestHandler):
             prompt = "user: " + body["messages"][0]["content"] + "\nassistant:"
         if prompt is None:
             raise BadRequestError("no prompt")
-        ids = encode(prompt) if isinstance(prompt, str) else list(prompt)
+        ids = self.engine.encode(prompt) if isinstance(prompt, str) else list(prompt)
         limit = given.get("max_tokens", given.get("max_new_tokens", given.get("n_predict", 16)))
-        if not isinstance(limit, int) or limit < 0 or not all(isinstance(t, int) and 0 <= t < VOCAB for t in ids):
+        if (
+            not isinstance(limit, int)
+            or limit < 0
+            or not all(isinstance(t, int) and 0 <= t < self.engine.vocabulary for t in ids)
+        ):
             raise BadRequestError("bad value")
-        if len(ids) + limit > MAX_LEN:
+        if len(ids) + limit > self.engine.length:
             raise BadRequestError("prompt too long")
         params = dict(OFF)
         params.update(self.truth.default)
@@ -208,7 +215,7 @@ class Handler(BaseHTTPRequestHandler):
         ]  # fmt: skip
 
     def text(self, row: Row) -> str:
-        text = decode(row.tokens)
+        text = self.engine.decode(row.tokens)
         for stop in [] if self.truth.stop_kept else row.stop:
             text = text.partition(stop)[0]
         return text
@@ -231,10 +238,10 @@ class Handler(BaseHTTPRequestHandler):
         return {"object": "text_completion", "choices": choices, "usage": usage}
 
     def name(self, body: dict[str, Any], token: int) -> str:
-        return f"token_id:{token}" if body.get("return_tokens_as_token_ids") else decode([token])
+        return f"token_id:{token}" if body.get("return_tokens_as_token_ids") else self.engine.decode([token])
 
     def choice(self, body: dict[str, Any], row: Row, index: int) -> dict[str, Any]:
-        tokens, values, tops = told(self.truth, row)
+        tokens, values, tops = told(self.engine, row)
         found: dict[str, Any] = {"index": index, "text": self.text(row), "finish_reason": row.finish}
         if body.get("logprobs") is not None and self.truth.logprob != "missing":
             found["logprobs"] = {"tokens": [self.name(body, t) for t in row.tokens], "token_logprobs": values}
@@ -247,14 +254,14 @@ class Handler(BaseHTTPRequestHandler):
             if self.truth.retokenise and found["logprobs"]:
                 found["logprobs"]["tokens"] = [self.name(body, t) for t in tokens]
         if body.get("prompt_logprobs") is not None:
-            scored = self.server.engine.score(row.prompt, row.params["temperature"])
+            scored = self.engine.score(row.prompt, row.params["temperature"])
             found["prompt_logprobs"] = [
                 None if v is None else {str(t): {"logprob": v}} for t, v in zip(row.prompt, scored, strict=True)
             ]
         return found
 
     def chat(self, body: dict[str, Any], row: Row, index: int) -> dict[str, Any]:
-        tokens, values, tops = told(self.truth, row)
+        tokens, values, tops = told(self.engine, row)
         content = [
             {
                 "token": self.name(body, t),
@@ -267,7 +274,7 @@ class Handler(BaseHTTPRequestHandler):
         return {"index": index, "message": message, "logprobs": {"content": content}, "finish_reason": row.finish}
 
     def sglang(self, body: dict[str, Any], row: Row) -> dict[str, Any]:
-        tokens, values, tops = told(self.truth, row)
+        tokens, values, tops = told(self.engine, row)
         meta: dict[str, Any] = {
             "finish_reason": {"type": row.finish},
             "completion_tokens": len(row.tokens),
@@ -276,18 +283,18 @@ class Handler(BaseHTTPRequestHandler):
         meta["output_token_logprobs"] = [[v, t, None] for v, t in zip(values, row.tokens, strict=False)]
         meta["output_top_logprobs"] = [[[v, t, None] for t, v in top] for top in tops]
         if body.get("logprob_start_len") == 0:
-            scored = self.server.engine.score(row.prompt, row.params["temperature"])
+            scored = self.engine.score(row.prompt, row.params["temperature"])
             meta["input_token_logprobs"] = [[v, t, None] for v, t in zip(scored, row.prompt, strict=True)]
         return {"text": self.text(row), "output_ids": tokens, "meta_info": meta}
 
     def llamacpp(self, row: Row) -> dict[str, Any]:
-        tokens, values, tops = told(self.truth, row)
+        tokens, values, tops = told(self.engine, row)
         probabilities = [
             {
                 "id": t,
-                "token": decode([t]),
+                "token": self.engine.decode([t]),
                 "logprob": v,
-                "top_logprobs": [{"id": a, "token": decode([a]), "logprob": b} for a, b in top],
+                "top_logprobs": [{"id": a, "token": self.engine.decode([a]), "logprob": b} for a, b in top],
             }
             for t, v, top in zip(tokens, values, tops, strict=False)
         ]
@@ -296,11 +303,13 @@ class Handler(BaseHTTPRequestHandler):
                 "tokens_predicted": len(row.tokens), "stop_type": stop}  # fmt: skip
 
     def tgi(self, row: Row) -> dict[str, Any]:
-        tokens, values, tops = told(self.truth, row)
+        tokens, values, tops = told(self.engine, row)
         details = {
             "finish_reason": "length" if row.finish == "length" else "stop_sequence",
             "generated_tokens": len(row.tokens),
-            "tokens": [{"id": t, "text": decode([t]), "logprob": v} for t, v in zip(tokens, values, strict=False)],
+            "tokens": [
+                {"id": t, "text": self.engine.decode([t]), "logprob": v} for t, v in zip(tokens, values, strict=False)
+            ],
             "top_tokens": [[{"id": t, "logprob": v} for t, v in top] for top in tops],
         }
         return {"generated_text": self.text(row), "details": details}
@@ -328,7 +337,7 @@ class Handler(BaseHTTPRequestHandler):
                 last = n == len(row.tokens) - 1
                 part = {
                     "index": 0,
-                    "text": decode(row.tokens[n : n + 1]),
+                    "text": self.engine.decode(row.tokens[n : n + 1]),
                     "finish_reason": row.finish if last else None,
                 }
                 if table:
@@ -355,9 +364,9 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serve(truth: Truth) -> Iterator[str]:
-    """Run the engine behind a free port and give its address."""
-    engine = Engine(truth)
+def serve(truth: Truth, made: Any = None) -> Iterator[str]:
+    """Run an engine behind a free port and give its address; by default the test engine that behaves as ``truth``."""
+    engine = made or Engine(truth)
     server = _Server(("127.0.0.1", 0), Handler)
     server.engine = engine
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
@@ -373,4 +382,4 @@ def serve(truth: Truth) -> Iterator[str]:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
-    engine: Engine
+    engine: Any
