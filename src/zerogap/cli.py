@@ -176,6 +176,7 @@ def probe(
     save_table: Annotated[
         Path | None, typer.Option(help="With --trainer-model: write the gap table (Parquet).")
     ] = None,
+    store: Annotated[Path | None, typer.Option(help="Keep the result in this run folder as probe.json.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Ask a running engine whether it is deterministic and what its log-probs mean.
@@ -195,6 +196,7 @@ def probe(
             only=only or (),
             junit=junit,
             against=against,
+            store=store,
             save_table=save_table,
             as_json=json,
         )

@@ -57,6 +57,13 @@ def test_the_table_ends_with_what_to_do_and_what_stays_unproven(capsys: pytest.C
     assert "deterministic: no" in shown
 
 
+def test_a_run_folder_keeps_the_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with serve(Truth(logprob="nan")) as address:
+        assert run(["probe", address, "--only", "values", "--store", str(tmp_path), "--json"]) == 1
+    shown = json.loads(capsys.readouterr().out)
+    assert json.loads((tmp_path / "probe.json").read_text()) == shown
+
+
 def test_junit(tmp_path: Path) -> None:
     target = tmp_path / "probe.xml"
     with serve(Truth(noise="run", broken_share=0.0)) as address:
@@ -93,6 +100,8 @@ def test_changes_since_an_older_report(tmp_path: Path, capsys: pytest.CaptureFix
         (["--against", "/nonexistent/x.json"], "cannot be read"),
         (["--trainer-model", "/nonexistent"], "no config.json"),
         (["--save-table", "x.parquet"], "needs --trainer-model"),
+        (["--store", "/nonexistent"], "no such folder"),
+        (["--only", "trainer-gap"], "it needs --trainer-model"),
     ],
 )
 def test_bad_arguments_are_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,6 @@ from tests.probe.conftest import run_probe
 from tests.probe.engine_server import Truth
 
 ASKED = (
-    "repeat",
     "stream",
     "seed-honoured",
     "temperature",
@@ -30,7 +29,7 @@ OPEN = {
 }
 
 
-@pytest.mark.parametrize("kind", OPEN)
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.slow) if k == "zerogap" else k for k in OPEN])
 def test_an_honest_engine_in_its_own_dialect(kind: str) -> None:
     result = run_probe(Truth(kind=kind), *ASKED)
     assert result.engine is not None

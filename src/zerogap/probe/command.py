@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from zerogap.console import message, print_json
+from zerogap.console import finite, message, print_json
 from zerogap.errors import ExitCode, UsageError
 from zerogap.files import write_text_atomic
 from zerogap.probe import report, verdict
 from zerogap.probe.client import parse_address
 from zerogap.probe.run import Question, Result, probe
+
+STORED = "probe.json"  # what `zerogap report` looks for in a run folder
 
 
 def probe_command(
@@ -27,6 +30,7 @@ def probe_command(
     junit: Path | None = None,
     against: Path | None = None,
     save_table: Path | None = None,
+    store: Path | None = None,
     as_json: bool = False,
 ) -> ExitCode:
     """Run the verb; the arguments are those of the command line.
@@ -43,6 +47,8 @@ def probe_command(
     for option, path in (("--junit", junit), ("--save-table", save_table)):
         if path is not None and not path.parent.is_dir():
             raise UsageError(f"{option} {path}: the folder {path.parent} does not exist; create it first")
+    if store is not None and not store.is_dir():
+        raise UsageError(f"--store {store}: no such folder; name an existing run folder")
     if trainer_model is not None and not (trainer_model / "config.json").is_file():
         raise UsageError(f"--trainer-model {trainer_model}: no config.json in it; give a Hugging Face model folder")
     old = None if against is None else report.read_old(against)
@@ -60,6 +66,9 @@ def probe_command(
     changes = None if old is None else report.changes_since(old, result)
     if junit is not None:
         write_text_atomic(junit, report.junit(result))
+    if store is not None:
+        content = finite({"schema": report.SCHEMA, "schema_version": report.VERSION, **report.body(result, changes)})
+        write_text_atomic(store / STORED, json.dumps(content, sort_keys=True, indent=1, allow_nan=False) + "\n")
     if as_json:
         print_json(report.SCHEMA, report.VERSION, report.body(result, changes))
     else:

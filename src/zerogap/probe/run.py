@@ -71,7 +71,7 @@ class Question:
             if name not in checks():
                 raise UsageError(f"--only: no check is named {name!r}{nearest(name, checks())}")
             if checks()[name].group == "trainer" and self.trainer is None:
-                raise UsageError(f"--only {name}: it needs --trainer-model")
+                raise UsageError(f"--only {name}: it needs --trainer-model MODEL_FOLDER")
 
 
 async def probe(question: Question, told: Callable[[str], None] = lambda text: None) -> Result:
