@@ -157,6 +157,11 @@ class TestNoWrongVerdict:
         assert found.status == "unknown"
         assert "one after another" in found.observed
 
+    def test_what_differs_alone_is_blamed_on_nothing_else(self, asked: Asked) -> None:
+        found = asked(Truth(noise="run"), "company", "order", "prefix-cache", "stream")
+        assert {found[name].outcome.status for name in ("company", "order", "prefix-cache")} <= {"unknown", "pass"}
+        assert "see repeat" in found["company"].outcome.observed
+
     def test_half_broken(self, asked: Asked) -> None:
         found = asked(Truth(broken_share=0.4), "repeat", "company", "temperature", "truncation", "values", "lengths")
         assert {f.outcome.status for f in found.values()} <= {"unknown", "pass"}

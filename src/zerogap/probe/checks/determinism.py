@@ -24,6 +24,21 @@ def _verdict(numbers: dict[str, Any], code: str, says: str = "") -> Outcome:
     return Outcome("fail", text, code, numbers)
 
 
+async def _judge(p: Probe, numbers: dict[str, Any], code: str, says: str = "") -> Outcome:
+    """Return the verdict on a comparison; an engine that differs from itself cannot be blamed for anything else."""
+    outcome = _verdict(numbers, code, says)
+    if outcome.status == "fail" and not await _repeatable(p):
+        return unknown(f"{outcome.observed}; but the same request alone differs as well (see repeat)", **numbers)
+    return outcome
+
+
+async def _repeatable(p: Probe) -> bool:
+    if "repeatable" not in p.memo:
+        ask, reference = await p.reference()
+        p.memo["repeatable"] = all([same_bits(reference, await p.ask(ask)) for _ in range(3)])
+    return bool(p.memo["repeatable"])
+
+
 async def repeat(p: Probe) -> Outcome:
     """The same greedy request, alone, several times."""
     ask, reference = await p.reference()
@@ -57,17 +72,14 @@ async def company(p: Probe) -> Outcome:
     numbers = figures(reference, answers) | {"by_batch": by_size, "time_over_one_by_one": ratio}
     differing = [name for name, text in by_size.items() if "1 of 1" not in text]
     if differing:
-        says = f"differs in batch {', '.join(differing[:6])}: "
-        if not p.memo.get("repeatable", True):
-            says += "(it differs alone too) "
-        return _verdict(numbers, "NOT_BATCH_INVARIANT", says)
+        return await _judge(p, numbers, "NOT_BATCH_INVARIANT", f"differs in batch {', '.join(differing[:6])}: ")
     if ratio > _ONE_BY_ONE:
         return unknown(
             f"{words(numbers)}, but a batch took as long as its requests one after another: "
             "they may never have run together",
             **numbers,
         )
-    return _verdict(numbers, "NOT_BATCH_INVARIANT", f"batches of {', '.join(map(str, sizes))}: ")
+    return await _judge(p, numbers, "NOT_BATCH_INVARIANT", f"batches of {', '.join(map(str, sizes))}: ")
 
 
 async def _seconds(p: Probe, ask: Ask) -> float:
@@ -97,7 +109,7 @@ async def order(p: Probe) -> Outcome:
     if not differing:
         return Outcome("pass", f"{len(asks)} of {len(asks)} equal, bit for bit")
     numbers = figures(first[differing[0]], [second[differing[0]]])
-    return Outcome("fail", f"{len(differing)} of {len(asks)} differ: {words(numbers)}", "ORDER_DEPENDENT", numbers)
+    return await _judge(p, numbers, "ORDER_DEPENDENT", f"{len(differing)} of {len(asks)} differ: ")
 
 
 async def prefix_cache(p: Probe) -> Outcome:
@@ -110,14 +122,16 @@ async def prefix_cache(p: Probe) -> Outcome:
     numbers["cached_tokens"] = told
     if numbers["equal"] == numbers["of"]:
         if told is None:
-            return _verdict(numbers, "", "cold against warm (the engine does not say whether it used its cache): ")
-        return _verdict(numbers, "", f"cold against warm ({told} prompt tokens from the cache): ")
+            return await _judge(
+                p, numbers, "", "cold against warm (the engine does not say whether it used its cache): "
+            )
+        return await _judge(p, numbers, "", f"cold against warm ({told} prompt tokens from the cache): ")
     if p.dialect.salted:
         again = figures(cold, [await p.ask(ask.but(cold=True))])
         if again["equal"]:
-            return _verdict(numbers, "PREFIX_CACHE_DRIFT", "cold equals cold, warm does not: ")
-        return _verdict(numbers, "PREFIX_CACHE_DRIFT", "cold differs from cold as well: ")
-    return _verdict(numbers, "PREFIX_CACHE_DRIFT", "cold against warm: ")
+            return await _judge(p, numbers, "PREFIX_CACHE_DRIFT", "cold equals cold, warm does not: ")
+        return await _judge(p, numbers, "PREFIX_CACHE_DRIFT", "cold differs from cold as well: ")
+    return await _judge(p, numbers, "PREFIX_CACHE_DRIFT", "cold against warm: ")
 
 
 async def long_prompt(p: Probe) -> Outcome:
@@ -138,7 +152,7 @@ async def long_prompt(p: Probe) -> Outcome:
     says = f"{len(ids)} prompt tokens, alone and beside long ones: "
     if not p.dialect.salted and numbers["equal"] == numbers["of"]:
         return unknown(f"{says}{words(numbers)}, but the prefix cache may have spared it the prefill", **numbers)
-    return _verdict(numbers, "CHUNKED_PREFILL_DRIFT", says)
+    return await _judge(p, numbers, "CHUNKED_PREFILL_DRIFT", says)
 
 
 def _first(answer: Answer) -> Answer:
@@ -163,7 +177,7 @@ async def stream(p: Probe) -> Outcome:
     if parts.finish != whole.finish and numbers["equal"]:
         text = f"the same tokens, but finish reason {parts.finish!r} instead of {whole.finish!r}"
         return Outcome("fail", text, "STREAM_DIFFERS", numbers)
-    return _verdict(numbers, "STREAM_DIFFERS")
+    return await _judge(p, numbers, "STREAM_DIFFERS")
 
 
 async def ties(p: Probe) -> Outcome:

@@ -98,7 +98,10 @@ async def lengths(p: Probe) -> Outcome:
         checked += 1
         three = f"tokens={len(answer.tokens)} logprobs={len(answer.logprobs)} engine's count={answer.claimed}"
         three += f" max_tokens={ask.max_tokens}"
-        if len({len(answer.tokens), len(answer.logprobs)} | {answer.claimed} - {None}) > 1:
+        claimed = answer.claimed
+        if claimed == len(answer.tokens) + 1 and answer.finish == "stop":
+            claimed -= 1  # some count the end token that they do not show
+        if len({len(answer.tokens), len(answer.logprobs)} | {claimed} - {None}) > 1:
             problems.append(f"LENGTH_MISMATCH {three}")
         elif len(answer.tokens) > ask.max_tokens or (answer.finish == "length" and len(answer.tokens) < ask.max_tokens):
             problems.append(f"LENGTH_MISMATCH {three} finish={answer.finish}")
