@@ -12,8 +12,10 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,dev]'
 	touch $@
 
-demo: $(STAMP)  ## set up, then train the small model with the gap at exactly 0
-	$(BIN)/zerogap train configs/quickstart.toml run.dir=runs/demo-$$(date +%Y%m%d-%H%M%S)
+demo: $(STAMP)  ## set up, train the small model with the gap at exactly 0, write a report on it
+	run=runs/demo-$$(date +%Y%m%d-%H%M%S) && \
+	$(BIN)/zerogap train configs/quickstart.toml run.dir=$$run && \
+	$(BIN)/zerogap report $$run -o $$run/report.html
 
 test: $(STAMP)  ## the short form of every test
 	$(BIN)/python -m pytest

@@ -34,6 +34,11 @@ def test_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) 
         assert captured.err.count("\n") == 1
 
 
+def test_a_name_with_a_newline_stays_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "no\nsuch.toml"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_help_needs_no_torch() -> None:
     code = "import sys, zerogap.cli; zerogap.cli.run(['train', '--help']); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

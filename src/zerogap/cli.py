@@ -78,6 +78,86 @@ def train(
 
 
 @app.command()
+def gap(
+    sources: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SOURCE...",
+            help="Log, dump, table, event file or run folder of any framework; two or "
+            "more are compared. `save-baseline RUN NAME` saves a finished run's range.",
+        ),
+    ] = None,
+    mapping: Annotated[
+        list[str] | None, typer.Option("--map", metavar="COLUMN=THEIRS", help="Name a column of the source.")
+    ] = None,
+    gpu: Annotated[str | None, typer.Option(help="GPU of the run: picks the healthy range.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model of the run: picks the healthy range.")] = None,
+    baseline: Annotated[str | None, typer.Option(help="Name of the healthy range.")] = None,
+    contract: Annotated[
+        str | None, typer.Option(help="Bit-exact contract that should hold: any gap is a fault.")
+    ] = None,
+    first_step: Annotated[bool, typer.Option("--first-step", help="Judge the first step alone.")] = False,
+    noise_floor: Annotated[
+        float | None, typer.Option(help="Mean abs(d) in nats that numerics alone give in this setup.")
+    ] = None,
+    facts: Annotated[list[Path] | None, typer.Option(help="Setup facts: TOML, JSON or key=value text.")] = None,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setup fact, such as top_p=0.8.")
+    ] = None,
+    only: Annotated[str | None, typer.Option(help="Show one diagnosis, by name, class or code.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Watch a log; end when it leaves its range.")] = False,
+    idle: Annotated[
+        float | None, typer.Option("--idle", metavar="SECONDS", help="With --follow: end after so long without a line.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.svg|FILE.png", help="Write a plot.")] = None,
+    save_table: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the gap table (.parquet, or .jsonl by its name).")
+    ] = None,
+    metrics: Annotated[bool, typer.Option("--metrics", help="List the metric names and their definitions.")] = False,
+    baselines: Annotated[bool, typer.Option("--baselines", help="List the healthy ranges.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Say what the log-prob gap is, whether it is healthy and where it comes from.
+
+    Exit codes: 0 healthy, or zero under a contract; 1 out of range or a fault found; 2 bad input; 3 cannot say.
+    """
+    from zerogap.gap.command import gap_command
+
+    code = gap_command(
+        sources or [], mapping=mapping or [], gpu=gpu, model=model, baseline=baseline, contract=contract,
+        first_step=first_step, noise_floor=noise_floor, facts=facts or [], settings=setting or [], only=only,
+        follow_log=follow, idle_seconds=idle, plot=plot, save_table=save_table, list_metrics=metrics,
+        list_baselines=baselines, as_json=json,
+    )  # fmt: skip
+    raise typer.Exit(code)
+
+
+@app.command()
+def report(
+    source: Annotated[str, typer.Argument(metavar="RUN|SOURCE", help="Run folder, or any source of `zerogap gap`.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file to write.")] = Path("report.html"),
+    mapping: Annotated[
+        list[str] | None, typer.Option("--map", metavar="COLUMN=THEIRS", help="Name a column of the source.")
+    ] = None,
+    gpu: Annotated[str | None, typer.Option(help="GPU of the run: picks the healthy range.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model of the run: picks the healthy range.")] = None,
+    baseline: Annotated[str | None, typer.Option(help="Name of the healthy range.")] = None,
+    contract: Annotated[str | None, typer.Option(help="Bit-exact contract that should hold.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Write one self-contained HTML file about a run: verdict, curves, gap, diagnoses, rollouts.
+
+    Exit codes: those of `zerogap gap` on the same source, once the file is written; 2 bad input.
+    """
+    from zerogap.report.command import report_command
+
+    raise typer.Exit(
+        report_command(source, output, mapping=mapping or [], gpu=gpu, model=model, baseline=baseline,
+                       contract=contract, as_json=json)
+    )  # fmt: skip
+
+
+@app.command()
 def check(
     command: Annotated[
         list[str] | None, typer.Argument(metavar="[-- COMMAND]...", help="The launch command itself; it is not run.")
@@ -227,7 +307,7 @@ def run(arguments: list[str] | None = None) -> int:
         code = typer.main.get_command(app).main(args=arguments, prog_name="zerogap", standalone_mode=False)
         return int(code or 0)
     except ZerogapError as error:
-        message(f"zerogap: error: {error}")
+        message("zerogap: error: " + str(error).replace("\n", "\\n"))
         return int(error.exit_code)
     except _ClickError as error:
         text = error.format_message()

@@ -12,7 +12,6 @@ from zerogap.console import print_json
 from zerogap.contracts.report import Report, store_check
 from zerogap.contracts.training import training_report
 from zerogap.errors import ExitCode, UsageError
-from zerogap.models.hub import resolve_model
 from zerogap.rl.config_load import load_config
 from zerogap.rl.display import make_display
 from zerogap.rl.loop import Loop, Outcome
@@ -37,12 +36,11 @@ def train_command(config_path: Path, overrides: Sequence[str], resume: str | Non
     folder = Path(config.run.dir)
     lock = FolderLock(folder)
     try:
-        report = training_report(resolve_model(config.model.path))
         with lock:
             if holds_run(folder):
                 lock.take()
             run = set_up(config, resume)
-            outcome = _drive(run, lock, report, as_json)
+            outcome = _drive(run, lock, training_report(run.source), as_json)
     except KeyboardInterrupt:
         if holds_run(folder):
             raise UsageError(f"interrupted; what {folder} holds is whole, continue it with --resume auto") from None
@@ -67,10 +65,10 @@ def _drive(run: Run, lock: FolderLock, report: Report, as_json: bool) -> Outcome
     with RewardPool(run.task.reward, config.reward.workers, config.reward.time_limit_s, config.reward.on_error) as pool:
         pool.check()
         make_folder(run, lock)
-        store_check(report, run.folder)
         pool.log_to(run.folder / "rewards.log")
         first = 0 if run.checkpoint is None else run.checkpoint.state.step
         try:
+            store_check(report, run.folder)
             with (
                 closing(RewardJournal(run.folder / "rewards.jsonl", first)) as journal,
                 MetricsWriter(run.folder, first) as writer,
