@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerogap.files import write_atomic
+from zerogap.gap import compare
 from zerogap.probe import prompts
 from zerogap.probe.ask import NEUTRAL, Ask
 from zerogap.probe.context import Probe
 from zerogap.probe.limits import BadAnswerError
-from zerogap.probe.outcome import Outcome, unknown
+from zerogap.probe.outcome import Outcome, Status, unknown
 
 CHECK_NAMES = ("trainer-gap", "trainer-gap-hf")
+_STATUS: dict[str, Status] = {"zero": "pass", "healthy": "pass", "fault": "fail", "out-of-range": "fail"}
 Floats = NDArray[np.float32]
 
 
@@ -61,7 +62,7 @@ async def against_trainer(probe: Probe, model: Path, table: Path | None, notes: 
         except ImportError as error:
             found[name] = unknown(f"{error.name or error} is not installed: pip install 'zerogap[train]'")
             continue
-        found[name] = judge_gap(sampled, scored, model.name)
+        found[name] = judge_gap(sampled, scored)
         if table is not None and name == "trainer-gap":
             _write(sampled, scored, table)
             notes.append(f"gap table written to {table}; explain it with: zerogap gap {table}")
@@ -86,7 +87,7 @@ async def sample(probe: Probe) -> list[Sampled]:
     return found
 
 
-def judge_gap(sampled: Sequence[Sampled], scored: Sequence[Floats], model: str) -> Outcome:
+def judge_gap(sampled: Sequence[Sampled], scored: Sequence[Floats]) -> Outcome:
     """Return the gap's figures and what ``zerogap gap`` says about it."""
     engine = np.concatenate([item.logprob_T for item in sampled])
     trainer = np.concatenate(list(scored))
@@ -107,31 +108,24 @@ def judge_gap(sampled: Sequence[Sampled], scored: Sequence[Floats], model: str) 
     said += f", max {numbers['max_abs']:.3g}"
     if equal == len(d):
         return Outcome("pass", said, "GAP_IS_ZERO", numbers)
-    if find_spec("zerogap.gap") is None:
-        return unknown(said, **numbers)
-    return _explained(sampled, scored, model, said, numbers)
+    return _explained(sampled, scored, said, numbers)
 
 
-def _explained(
-    sampled: Sequence[Sampled], scored: Sequence[Floats], model: str, said: str, numbers: dict[str, Any]
-) -> Outcome:
-    from zerogap.gap import compare
-
+def _explained(sampled: Sequence[Sampled], scored: Sequence[Floats], said: str, numbers: dict[str, Any]) -> Outcome:
     report = compare(
         [item.logprob_T for item in sampled],
         list(scored),
-        model=model,
         token_id=[np.array(item.tokens) for item in sampled],
         cached_tokens=[np.array(item.cached) for item in sampled],
         prompt_length=[np.array(len(item.prompt)) for item in sampled],
     )
     numbers["gap_status"] = report.status
     numbers["gap_findings"] = [finding.code for finding in report.verdict.findings]
-    causes = "; ".join(f"{finding.code}: {finding.observed}" for finding in report.verdict.findings[:3])
+    told = [finding for finding in report.verdict.findings if finding.level in ("fault", "warn")]
+    causes = "; ".join(f"{finding.code}: {finding.observed}" for finding in told[:3])
     text = f"{said}; {report.status}: {report.verdict.summary}" + (f" ({causes})" if causes else "")
-    status = {"zero": "pass", "healthy": "pass", "fault": "fail", "out-of-range": "fail"}.get(report.status, "unknown")
     code = f"GAP_{report.status.upper().replace('-', '_')}"
-    return Outcome("pass" if status == "pass" else "fail" if status == "fail" else "unknown", text, code, numbers)
+    return Outcome(_STATUS.get(report.status, "unknown"), text, code, numbers)
 
 
 def _write(sampled: Sequence[Sampled], scored: Sequence[Floats], path: Path) -> None:
