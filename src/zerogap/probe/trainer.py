@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerogap.files import write_atomic
-from zerogap.gap import compare
+from zerogap.gap.api import compare
 from zerogap.probe import prompts
 from zerogap.probe.ask import NEUTRAL, Ask
 from zerogap.probe.context import Probe

@@ -56,10 +56,12 @@ def _read(content: Any) -> Probe:
     )
     warnings = []
     for finding in content["findings"]:
-        status = str(finding["status"])
+        status, code, observed = str(finding["status"]), str(finding["code"]), str(finding["observed"])
+        if code not in observed:
+            observed = f"{code}: {observed}"
         made.rows.append(
             (clean(str(finding["name"])), clean(status), _LEVELS.get(status, "unknown"),
-             clean(str(finding["expected"])), clean(str(finding["observed"])))
+             clean(str(finding["expected"])), clean(observed))
         )  # fmt: skip
         warnings += [clean(f"{item['code']}: {item['text']}") for item in finding["warnings"]]
     advice = content.get("advice") or {}
