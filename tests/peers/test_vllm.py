@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from tests.peers.conftest import Start
+from tests.peers.conftest import Start, vllm_command, vllm_environment
 from zerogap.cli import run
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1500)]
@@ -86,9 +88,26 @@ class TestBatchInvariantOnTheCpu:
         assert alive["numbers"]["health_before"] == "200"
         assert body["deterministic"] == "unknown"
 
-    @pytest.mark.skipif(find_spec("zerogap.contracts") is None, reason="zerogap check is not there")
     def test_check_says_so_beforehand(self, capsys: pytest.CaptureFixture[str]) -> None:
-        code = run(["check", "--contract", "vllm/batch-invariant", "--assume", "gpu.count=0", "--json"])
-        body = capsys.readouterr().out
+        launch = ("--", "env", "VLLM_BATCH_INVARIANT=1", "vllm", "serve", "m", "--enforce-eager")
+        code = run(["check", "--contract", "vllm/batch-invariant", "--gpu", "CPU", "--json", *launch])
         assert code == 1
-        assert "dies at the first forward" in body
+        assert "dies at the first forward" in capsys.readouterr().out
+
+    @pytest.mark.skipif(find_spec("zerogap.watchdog") is None, reason="zerogap run is not there")
+    def test_the_watchdog_gives_verdict_and_cause(self, peer_python: Path, smollm2: Path, tmp_path: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        engine = vllm_command(peer_python, smollm2, port, "--enforce-eager")
+        loop = [sys.executable, str(Path(__file__).with_name("endless_loop.py")), str(port), *engine]
+        done = subprocess.run(
+            [sys.executable, "-m", "zerogap", "run", "--dir", str(tmp_path / "run"), "--", *loop],
+            env=vllm_environment(VLLM_BATCH_INVARIANT="1"),
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        incident = (tmp_path / "run" / "incident.md").read_text()
+        assert done.returncode == 1
+        assert "engine core died" in incident
