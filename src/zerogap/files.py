@@ -23,7 +23,7 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
     try:
         write(temporary)
         fsync(temporary)
-        os.chmod(temporary, 0o666 & ~_umask())
+        os.chmod(temporary, 0o666 & ~umask())
         os.replace(temporary, path)
         fsync(path.parent)
     except BaseException:
@@ -54,7 +54,8 @@ def fsync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _umask() -> int:
+def umask() -> int:
+    """Return the process's mask of permissions, which can only be read by setting it."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

@@ -7,28 +7,38 @@ sizes, and all together in one packed training forward. All log-probs are compar
 import contextlib
 import functools
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
-from zerogap.engine import Completion, Request, SamplingParams, suppressed_ids
+from zerogap.engine import Completion, Request, SamplingParams
 from zerogap.models import decoder as decoder_module
-from zerogap.models.rows import PackedCache, Rows
+from zerogap.models.rows import Rows
 from zerogap.ops import portable as ops
+from zerogap.rl.custom import Transcript
+from zerogap.rl.rollout import Rollout, train_sequence
+from zerogap.rl.tasks import Prompt
+from zerogap.trainer import TrainSequence, score
 
 from ..engine.build import make_engine
 from ..support import FAMILY_VALUES, random_decoder, same_bits
 
 THREADS = (1, 2, 3, 5, 8)
-LONGEST = 40 + 12
+TOOL = (9, 4, 9)  # inserted between two turns
+LONGEST = 40 + 12 + len(TOOL) + 12
 
 
 @functools.cache
-def shared_decoder(family="qwen3", **changes):
-    return random_decoder(family, **changes)
+def shared_decoder(family="qwen3", sharpness=1.0, **changes):
+    """A decoder whose logits are ``sharpness`` times as far apart as random weights make them."""
+    decoder = random_decoder(family, **changes)
+    with torch.no_grad():
+        decoder.lm_head_weight.mul_(sharpness)
+    return decoder
 
 
 @dataclass
@@ -40,6 +50,16 @@ class Workload:
     config: dict = field(default_factory=dict)
     threads: int = 1
     hooks: tuple = ()
+    vocab_size: int = 50
+    sharpness: float = 1.0
+
+    def next_turn(self, done: list[Completion]) -> "Workload":
+        """The same sequences going on after a tool's answer, in the same company."""
+        requests = [
+            Request(one.key, (*one.prompt, *one.tokens, *TOOL), replace(one.params, seed=one.params.seed + 1))
+            for one in done
+        ]
+        return replace(self, requests=requests)
 
 
 @contextlib.contextmanager
@@ -52,9 +72,9 @@ def torch_threads(count):
         torch.set_num_threads(before)
 
 
-def run_crowded(decoder, work: Workload) -> tuple[list[Completion], object]:
+def run_crowded(decoder, work: Workload, engine=None) -> tuple[list[Completion], object]:
     with torch_threads(work.threads):
-        engine, done = make_engine(decoder, **work.config), {}
+        engine, done = engine or make_engine(decoder, **work.config), {}
         engine.hooks = work.hooks
 
         def step():
@@ -76,41 +96,40 @@ def run_alone(decoder, work: Workload) -> list[Completion]:
         return [engine.generate([one])[0] for one in work.requests]
 
 
-def trainer_logprobs(decoder, done: list[Completion], hooks=()) -> list[torch.Tensor]:
-    """The packed training forward over whole sequences; log-probs of each one's generated tokens."""
-    whole = [[*completion.prompt, *completion.tokens] for completion in done]
-    rows, targets, params, first = [], [], [], 0
-    for completion, tokens in zip(done, whole, strict=True):
-        for index, token in enumerate(completion.tokens):
-            rows.append(first + len(completion.prompt) + index - 1)
-            targets.append(token)
-            params.append((completion.params, suppressed_ids(completion.params, index)))
-        first += len(tokens)
-    hidden_RK = decoder.hidden(Rows.packed(whole), PackedCache(), hooks)
-    sampler = ops.SamplerRows(
-        torch.tensor([p.temperature for p, _ in params], dtype=torch.float64),
-        torch.tensor([p.top_k for p, _ in params]),
-        torch.tensor([p.top_p for p, _ in params], dtype=torch.float64),
-        torch.tensor([p.min_p for p, _ in params], dtype=torch.float64),
-        tuple((row, ids) for row, (_, ids) in enumerate(params) if ids),
-    )
-    logprob_R = ops.token_logprobs(hidden_RK[rows], decoder.lm_head_weight, torch.tensor(targets), sampler).logprob_R
-    return list(logprob_R.detach().split([len(completion.tokens) for completion in done]))
+def as_trained(turns: Sequence[Completion]) -> TrainSequence:
+    """What the loop would give the trainer of a sequence's turns."""
+    transcript = Transcript(list(turns[0].prompt))
+    for number, completion in enumerate(turns):
+        transcript.add_tokens(TOOL if number else ())
+        transcript.add_completion(completion)
+    return train_sequence(Rollout(turns[0].key, Prompt("drawn", "", ""), transcript), 1.0, turns[0].params)
+
+
+@contextlib.contextmanager
+def hooked(decoder, hooks):
+    """The decoder with hooks in every forward, as a faulty trainer would have."""
+    decoder.hidden = lambda rows, cache: type(decoder).hidden(decoder, rows, cache, hooks)
+    try:
+        yield
+    finally:
+        del decoder.hidden
 
 
 def different_tokens(first: list[Completion], second: list[Completion]) -> int:
     return sum(
-        a.tokens != b.tokens or not same_bits(torch.tensor(a.logprobs), torch.tensor(b.logprobs))
+        (a.tokens, a.text) != (b.tokens, b.text) or not same_bits(torch.tensor(a.logprobs), torch.tensor(b.logprobs))
         for a, b in zip(first, second, strict=True)
     )
 
 
-def different_from_trainer(decoder, done: list[Completion], threads=1, hooks=()) -> int:
-    with torch_threads(threads):
-        theirs = trainer_logprobs(decoder, done, hooks)
+def different_from_trainer(decoder, *turns: list[Completion], threads=1, hooks=(), micro_batch_rows=2048) -> int:
+    """Sequences whose log-probs the trainer's packed forward does not repeat; greedy ones are never trained on."""
+    sequences = [as_trained(own) for own in zip(*turns, strict=True) if own[0].params.temperature > 0]
+    with torch_threads(threads), hooked(decoder, hooks):
+        scores = score(decoder, sequences, micro_batch_rows)
     return sum(
-        not same_bits(torch.tensor(completion.logprobs), logprob_T)
-        for completion, logprob_T in zip(done, theirs, strict=True)
+        not same_bits(sequence.trained_logprobs_engine, scored.logprob_T)
+        for sequence, scored in zip(sequences, scores, strict=True)
     )
 
 
@@ -118,12 +137,13 @@ def different_from_trainer(decoder, done: list[Completion], threads=1, hooks=())
 def sampling(draw, number):
     return SamplingParams(
         temperature=draw(st.sampled_from([1.0, 1.0, 0.7, 1.3, 0.0])),
-        top_k=draw(st.sampled_from([0, 0, 5])),
-        top_p=draw(st.sampled_from([1.0, 1.0, 0.8])),
+        top_k=draw(st.sampled_from([0, 0, 5, 300])),
+        top_p=draw(st.sampled_from([1.0, 1.0, 0.8, 0.9999])),
         min_p=draw(st.sampled_from([0.0, 0.0, 0.05])),
         max_tokens=draw(st.integers(1, 12)),
         min_tokens=draw(st.sampled_from([0, 1])),
         stop_ids=draw(st.sampled_from([(), (7, 11)])),
+        stop_strings=draw(st.sampled_from([(), ("e", "t", "é"), ("ab", "5", "=")])),
         ignore_eos=draw(st.booleans()),
         seed=draw(st.sampled_from([0, 1])),
     )
@@ -147,16 +167,27 @@ def workloads(draw):
         "prefix_cache": draw(st.booleans()),
     }
     delays = [draw(st.sampled_from([0, 0, 1, 5])) for _ in requests]
-    return Workload(draw(st.permutations(requests)), delays, config, draw(st.sampled_from(THREADS)))
+    return Workload(
+        draw(st.permutations(requests)),
+        delays,
+        config,
+        draw(st.sampled_from(THREADS)),
+        # Above 256 tokens the nucleus is searched among the most likely first, above 4,096 among more if need be.
+        vocab_size=draw(st.sampled_from([50, 600, 5000])),
+        sharpness=draw(st.sampled_from([1.0, 10.0, 30.0])),
+    )
 
 
 def check_workload(family, work):
-    decoder = shared_decoder(family)
-    crowded, _ = run_crowded(decoder, work)
-    assert different_tokens(crowded, run_alone(decoder, work)) == 0
-    assert different_from_trainer(decoder, crowded, work.threads) == 0
-    # In another packing order too.
-    assert different_from_trainer(decoder, crowded[::-1]) == 0
+    decoder = shared_decoder(family, work.sharpness, vocab_size=work.vocab_size)
+    first, engine = run_crowded(decoder, work)
+    assert different_tokens(first, run_alone(decoder, work)) == 0
+    later = work.next_turn(first)
+    second, _ = run_crowded(decoder, later, engine)
+    assert different_tokens(second, run_alone(decoder, later)) == 0
+    assert different_from_trainer(decoder, first, second, threads=work.threads) == 0
+    # In another packing order and in smaller micro-batches too.
+    assert different_from_trainer(decoder, first[::-1], second[::-1], micro_batch_rows=60) == 0
 
 
 QUICK = settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.too_slow])
@@ -208,7 +239,7 @@ def test_threads_change_nothing_where_ops_are_large_enough_to_be_split():
     for threads in THREADS[1:]:
         work.threads = threads
         assert different_tokens(run_crowded(decoder, work)[0], one) == 0
-        assert different_from_trainer(decoder, one, threads) == 0
+        assert different_from_trainer(decoder, one, threads=threads) == 0
 
 
 # Negative controls: each breaks the law on purpose, and the comparisons above must see it.

@@ -46,7 +46,8 @@ def test_the_first_page_under_a_key_stays_the_one():
     pool.publish(first, b"k")
     pool.publish(second, b"k")
     assert pool.find(b"k") == first
-    assert not pool.is_published(second)
+    pool.release([first, second])
+    assert pool.take() == second, "it is not kept for others, so it is the first to be taken again"
 
 
 def test_dropping_forgets_held_pages_too():

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Fast
 from tokenizers import decoders, models, pre_tokenizers
 
+from zerogap.engine.stops import IncrementalText
 from zerogap.errors import UsageError
 from zerogap.models.hub import resolve_model
 from zerogap.models.tokenizer import Tokenizer, load_tokenizer
@@ -107,19 +108,19 @@ def test_unreadable_files(tmp_path):
 
 @given(ids=st.lists(st.integers(0, 256), max_size=40))
 def test_streamed_pieces_join_to_the_whole_for_any_bytes(byte_level, ids):
-    stream = byte_level.text_stream()
+    stream = IncrementalText(byte_level)
     pieces = [stream.push(i) for i in ids]
-    assert "".join(pieces) + stream.finish() == byte_level.decode(ids)
+    assert "".join(pieces) + stream.flush() == byte_level.decode(ids)
 
 
 @given(text=st.text(max_size=20))
 def test_stream_gives_out_no_half_character(byte_level, text):
-    stream = byte_level.text_stream()
+    stream = IncrementalText(byte_level)
     given_out = ""
     for i in byte_level.encode(text):
         given_out += stream.push(i)
         assert text.startswith(given_out)
-    assert given_out + stream.finish() == text
+    assert given_out + stream.flush() == text
 
 
 def test_decoding_token_by_token_would_break_characters(byte_level):

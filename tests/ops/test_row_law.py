@@ -15,7 +15,7 @@ from zerogap.errors import NotHeldError
 from zerogap.ops import portable as ops
 from zerogap.ops.portable import selftest
 from zerogap.ops.portable.elementwise import blocked_sum, exp, log, sigmoid, tree_sum
-from zerogap.ops.portable.linear import _tiled_product
+from zerogap.ops.portable.linear import tiled_product
 
 THREADS = (1, 2, 3, 5, 8)
 WIDTH = 96
@@ -161,10 +161,6 @@ def test_layout_does_not_matter(rows: int, layout: str) -> None:
         assert same_bits(op(other), op(x)), name
 
 
-def attention_case(seed: int, heads: int = 4, groups: int = 2, width: int = 16) -> tuple[Tensor, Tensor, Tensor]:
-    return normal(90, heads, width, seed=seed), normal(90, groups, width, seed=seed + 1), normal(90, groups, width)
-
-
 @st.composite
 def paging(draw: st.DrawFn) -> dict[str, object]:
     return {
@@ -178,10 +174,11 @@ def paging(draw: st.DrawFn) -> dict[str, object]:
     }
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(drawn=paging())
-def test_attention(drawn: dict) -> None:
-    """Chunked and paged, beside other sequences and over garbage in free pages, equals the packed whole."""
+Attention = Callable[[Tensor, Tensor, Tensor, ops.AttentionPlan, float], Tensor]
+
+
+def attention_broken(drawn: dict, attention: Attention) -> bool:
+    """Whether chunked and paged, beside other sequences and over garbage in free pages, differs from packed whole."""
     heads, groups = drawn["heads"]
     length, size = drawn["length"], drawn["page_size"]
     lengths = [length, *drawn["others"]]
@@ -189,7 +186,7 @@ def test_attention(drawn: dict) -> None:
     v = v[:, :groups]
     torch.set_num_threads(1)
     whole = ops.AttentionPlan.build([ops.Chunk(0, length, range(length))], 1)
-    expected = ops.attention(q[:length], k[:length], v[:length], whole, 0.25)
+    expected = attention(q[:length], k[:length], v[:length], whole, 0.25)
     torch.set_num_threads(drawn["threads"])
     per_sequence = [-(-n // size) for n in lengths]
     free = torch.randperm(sum(per_sequence) + 3, generator=torch.Generator().manual_seed(1)).tolist()
@@ -209,23 +206,55 @@ def test_attention(drawn: dict) -> None:
             chunks.append(ops.Chunk(done[i], count, tables[i]))
             rows += range(starts[i] + done[i], starts[i] + done[i] + count)
             done[i] += count
-        got = ops.attention(q[rows], keys, values, ops.AttentionPlan.build(chunks, size), 0.25)
+        got = attention(q[rows], keys, values, ops.AttentionPlan.build(chunks, size), 0.25)
         out.append(got[-chunks[-1].count :])
-    assert same_bits(torch.cat(out), expected)
+    return not same_bits(torch.cat(out), expected)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(drawn=paging())
+def test_attention(drawn: dict) -> None:
+    assert not attention_broken(drawn, ops.attention)
+
+
+def plain_attention(
+    q: Tensor, keys: Tensor, values: Tensor, plan: ops.AttentionPlan, scale: float, parts: Callable[[int, int], int]
+) -> Tensor:
+    """Attention row by row in equal parts of ``parts(keys of the row, longest of the batch)`` keys, added in order."""
+    share = q.shape[1] // keys.shape[1]
+    rows, positions = plan.rows_TQ.flatten()[plan.place_R], plan.positions_TQ.flatten()[plan.place_R].tolist()
+    sequences = plan.sequence_T.repeat_interleave(plan.rows_TQ.shape[1])[plan.place_R].tolist()
+    assert rows.tolist() == list(range(len(q)))
+    out = []
+    for row, (sequence, position) in enumerate(zip(sequences, positions, strict=True)):
+        slots = plan.slots_SL[sequence, : position + 1]
+        k, v = (x[slots].repeat_interleave(share, 1) for x in (keys, values))
+        scores = (q[row] * scale * k).cumsum(2)[..., -1]
+        weights = exp(scores - scores.amax(0))
+        step = parts(len(slots), max(positions) + 1)
+        ranges = [slice(start, start + step) for start in range(0, len(slots), step)]
+        total, summed = torch.zeros_like(weights[0]), torch.zeros_like(v[0])
+        for part in ranges:
+            total += weights[part].cumsum(0)[-1]
+            summed += (weights[part].unsqueeze(2) * v[part]).cumsum(0)[-1]
+        out.append(summed / total.unsqueeze(1))
+    return torch.stack(out)
+
+
+LONG = {"length": 90, "page_size": 16, "chunk": 7, "threads": 1, "others": [70], "heads": (4, 2), "fill": 0.0}
 
 
 def test_attention_control_fails() -> None:
-    """Splitting the keys into a fixed number of parts, not of a fixed size, depends on the sequence's length."""
-    q, k, _ = attention_case(0)
+    """Keys split into a fixed number of parts, not into parts of a fixed size: the longest sequence decides."""
 
-    def fixed_number(count: int) -> Tensor:
-        scores = torch.einsum("hd,khd->hk", q[0], k[:count].repeat_interleave(2, 1)) * 0.25
-        scores[:, 40:] = -torch.inf  # the row stands at position 39
-        weights = exp(scores - scores.amax(1, keepdim=True))
-        parts = torch.chunk(weights, 4, dim=1)
-        return tree_sum(torch.stack([tree_sum(part) for part in parts], dim=1))
+    def fixed_size(*arguments: object) -> Tensor:
+        return plain_attention(*arguments, lambda own, longest: 32)
 
-    assert not same_bits(fixed_number(40), fixed_number(90))
+    def fixed_number(*arguments: object) -> Tensor:
+        return plain_attention(*arguments, lambda own, longest: -(-longest // 4))
+
+    assert not attention_broken(LONG, fixed_size), "the control differs from a sound one by its split alone"
+    assert attention_broken(LONG, fixed_number)
 
 
 def test_start_up_proof_finds_a_library_that_cheats() -> None:
@@ -292,13 +321,13 @@ def test_ranks_that_hold_whole_segments_give_the_same_bits(rows: int, ranks: int
     assert ops.segment_count(512) == 8
     width = 512 // ranks
     parts = [
-        _tiled_product(x[:, start : start + width], weight[:, start : start + width], segments=8 // ranks)
+        tiled_product(x[:, start : start + width], weight[:, start : start + width], segments=8 // ranks)
         for start in range(0, 512, width)
     ]
     while len(parts) > 1:
         parts = [left + right for left, right in zip(parts[::2], parts[1::2], strict=True)]
-    assert same_bits(parts[0], _tiled_product(x, weight, segments=8))
-    assert not same_bits(parts[0], _tiled_product(x, weight, segments=1)), "the control: another tree, other bits"
+    assert same_bits(parts[0], tiled_product(x, weight, segments=8))
+    assert not same_bits(parts[0], tiled_product(x, weight, segments=1)), "the control: another tree, other bits"
 
 
 @pytest.mark.parametrize(

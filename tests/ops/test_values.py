@@ -107,6 +107,23 @@ def test_token_logprobs(temperature: float) -> None:
     assert (ours.entropy_R + (table.exp() * table).sum(1)).abs().max() < 1e-11
 
 
+def test_the_lm_head_is_padded_once_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vocabulary that is no multiple of 64 costs one copy of the table, not one per chunk of rows."""
+    copies: list[int] = []
+    module = sys.modules["zerogap.ops.portable.linear"]  # the package has the function under this name
+    pad = module.pad
+
+    def counted(x: Tensor, sizes: tuple[int, ...]) -> Tensor:
+        copies.append(len(x))
+        return pad(x, sizes)
+
+    monkeypatch.setattr(module, "pad", counted)
+    hidden, head = torch.randn(300, 32).requires_grad_(), torch.randn(70, 32).requires_grad_()
+    settings = ops.SamplerRows.uniform_settings(300)
+    ops.token_logprobs(hidden, head, torch.zeros(300, dtype=torch.int64), settings).logprob_R.sum().backward()
+    assert copies.count(70) == 2, "forward and backward"
+
+
 def test_token_logprobs_of_kept_sets() -> None:
     hidden, head = normal(90, 12), normal(70, 12, seed=1)
     settings_R = ops.SamplerRows.uniform_settings(90, 0.8, top_k=20, top_p=0.9, min_p=0.01)

@@ -42,8 +42,11 @@ def asks_for_text(context, prompt):
     return _one(context, prompt, max_tokens="x")
 
 
-def asks_too_much(context, prompt):
-    return _one(context, prompt, max_tokens=10**9)
+def asks_without_room(context, prompt):
+    transcript = Transcript(context.encode_prompt(prompt))
+    transcript.add_tokens([3] * context.room(transcript.tokens))
+    transcript.add_completion(context.generate(transcript.tokens))
+    return transcript
 
 
 def wrong_stop(context, prompt):

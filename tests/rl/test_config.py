@@ -21,6 +21,7 @@ from zerogap.rl.config_load import (
     toml_text,
 )
 from zerogap.rl.pages import configuration_page, metrics_page
+from zerogap.rl.setup import step_settings
 
 ROOT = Path(__file__).parents[2]
 BASE = {"run": {"dir": "runs/x", "steps": 3}, "model": {"path": "builtin:tiny-qwen3"}}
@@ -67,7 +68,8 @@ def test_shipped_configurations_load(name: str) -> None:
         ("rollout.temperature=0", ["rollout.temperature", "greedy"]),
         ("rollout.temperature=-1", ["rollout.temperature = -1", "at least 0"]),
         ("rollout.min_tokens=99", ["rollout.min_tokens", "rollout.max_tokens = 16"]),
-        ("train.updates_per_rollout=17", ["train.updates_per_rollout", "rollout.prompts_per_step = 16"]),
+        ("train.updates_per_rollout=129", ["train.updates_per_rollout", "rollout.samples_per_prompt = 128"]),
+        ("train.norm_length=99", ["train.norm_length", "no meaning", "'token-mean'"]),
         ("task.name=jsonl", ["task.path", "missing"]),
         ("task.path=x.jsonl", ["task.path", "jsonl"]),
         ("run.steps", ["section.key=value"]),
@@ -126,6 +128,17 @@ def test_an_override_is_a_toml_value_or_a_bare_text() -> None:
     assert config.eval.temperature == 0
     assert config.gap.gate == "warn"
     assert parse_override("run.dir=a\nb = 1") == ("run", "dir", "a\nb = 1")
+
+
+def test_an_update_may_have_less_than_a_prompt() -> None:
+    """Completions are dealt to the updates, not prompts."""
+    assert parse("train.updates_per_rollout=128").train.updates_per_rollout == 128
+
+
+def test_norm_length_is_the_longest_completion_unless_set() -> None:
+    aggregation = "train.aggregation=sequence-mean-token-sum-norm"
+    assert step_settings(parse(aggregation, "rollout.max_tokens=7")).loss.norm_length == 7
+    assert step_settings(parse(aggregation, "train.norm_length=99")).loss.norm_length == 99
 
 
 def test_the_configuration_cannot_be_changed() -> None:

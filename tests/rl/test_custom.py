@@ -32,6 +32,9 @@ def test_a_transcript_keeps_turns_apart() -> None:
     assert transcript.logprobs == [-0.5, -1.0, 0.0, 0.0, 0.0, -2.0]
     assert transcript.text == "a\nb"
     assert transcript.truncated
+    transcript.add_completion(Sampled(tuple(transcript.tokens), [6], [-3.0]), train=False)
+    assert transcript.loss_mask == [True, True, False, False, False, True, False]
+    assert transcript.sampled_mask == [True, True, False, False, False, True, True]
 
 
 def test_a_completion_of_other_tokens_or_weights_is_refused() -> None:
@@ -50,6 +53,10 @@ def test_a_completion_of_other_tokens_or_weights_is_refused() -> None:
         ("raise ValueError('x')", "raised ValueError: x"),
         ("return 3", "returned int"),
         ("return Transcript([1])", "no completion"),
+        (
+            "t = Transcript([1]); t.completions = [S()]; t.add_tokens([5]); t.loss_mask = [True]; return t",
+            "loss_mask.0.",
+        ),
         ("t = Transcript([1]); t.completions = [1]; t.loss_mask = [True]; return t", "differ in length"),
     ],
 )
@@ -58,7 +65,8 @@ def test_a_bad_rollout_function_is_one_line(
 ) -> None:
     name = f"rollouts_{abs(hash(body))}"
     (tmp_path / f"{name}.py").write_text(
-        f"from zerogap.rl.custom import Transcript\ndef rollout(context, prompt):\n    {body}\n"
+        "from zerogap.rl.custom import Transcript\nclass S: prompt, tokens = (1,), []\n"
+        f"def rollout(context, prompt):\n    {body}\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

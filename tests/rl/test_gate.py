@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from zerogap.rl.gate import Totals, compare
-from zerogap.rl.loop import _gap_metrics
+from zerogap.rl.gate import Totals, compare, worst
+from zerogap.rl.step_metrics import gap_metrics
 from zerogap.trainer import Scored, TrainSequence
 
 
@@ -59,7 +59,7 @@ def test_totals_keep_a_nan_whichever_step_it_came_from(order: tuple[int, int]) -
 def test_a_step_without_compared_tokens_claims_no_gap() -> None:
     found = compare([sequence([-1.0, -2.0])], [None], 2)
     assert (found.tokens_compared, found.tokens_not_compared) == (0, 2)
-    metrics = _gap_metrics(found)
+    metrics = gap_metrics(found)
     assert metrics["gap/tokens_not_compared"] == 2
     assert not metrics.keys() & {"gap/mean", "gap/max", "train/train_rollout_logprob_abs_diff"}
 
@@ -68,3 +68,15 @@ def test_sampled_tokens_that_the_loss_mask_leaves_out_are_counted() -> None:
     """Two of four tokens were sampled in a turn that is not trained on."""
     found = compare([sequence([-1.0, -2.0, -3.0, -4.0], [True, False, False, True])], [scored([-1.0, -4.0])], 4)
     assert (found.tokens_compared, found.tokens_not_compared, found.tokens_different) == (2, 2, 0)
+
+
+@pytest.mark.parametrize("passes", [([-1.0, -2.5], [-1.0, -2.0]), ([-1.0, -2.0], [-1.0, -2.5])])
+def test_a_token_that_differs_in_one_of_two_passes_differs(passes: tuple[list[float], list[float]]) -> None:
+    one = sequence([-1.0, -2.0])
+    found = compare([one], [worst(one, *(scored(values) for values in passes))], 2)
+    assert (found.tokens_compared, found.tokens_different, found.gap_max) == (2, 1, 0.5)
+
+
+def test_a_nan_on_both_sides_of_the_first_pass_is_not_taken_for_equal() -> None:
+    one = sequence([math.nan])
+    assert math.isnan(worst(one, scored([math.nan]), scored([-1.0])).logprob_T.item())

@@ -47,6 +47,16 @@ def test_what_raises_the_need() -> None:
     assert estimate("train.tokens_per_micro_batch=1", longest=4096).activations == base.activations
 
 
+def test_kept_sets_are_held_only_where_they_are_replayed() -> None:
+    updates, tokens = "train.updates_per_rollout=2", 16 * 8 * 256
+    assert estimate(updates).kept_sets == estimate("rollout.top_p=0.9").kept_sets == 0
+    assert estimate(updates, "rollout.top_p=0.9").kept_sets == tokens * (49152 // 8 + 500)
+    assert estimate(updates, "rollout.top_k=8", "rollout.min_p=0.1").kept_sets == tokens * (8 * 4 + 500)
+    many = ("rollout.prompts_per_step=4096", "rollout.top_p=0.9", updates)
+    with pytest.raises(UsageError, match=r"kept sets .*; lower .*train.updates_per_rollout = 1"):
+        require_memory(estimate(*many), 2**30)
+
+
 def test_a_run_that_cannot_fit_is_refused_with_the_numbers() -> None:
     need = estimate("engine.kv_bytes=1000000000000")
     require_memory(need, need.total)

@@ -88,6 +88,18 @@ def test_metrics_of_a_resumed_run_follow_the_checkpoint(tmp_path: Path) -> None:
     assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(0, 0), (1, 1), (2, 2), (3, 30)]
 
 
+def test_metrics_of_a_run_that_begins_again_at_0_replace_the_old(tmp_path: Path) -> None:
+    """Killed before its first checkpoint and started again: TensorBoard must not show the steps of the first try."""
+    for value in (1.0, 2.0):
+        with MetricsWriter(tmp_path) as metrics:
+            for step in range(3 - int(value)):
+                metrics.write(step, {"reward/mean": value})
+    assert [record["reward/mean"] for record in read_records(tmp_path / "metrics.jsonl")] == [2.0]
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(0, 2.0)]
+
+
 def test_only_defined_metrics_can_be_written(tmp_path: Path) -> None:
     with MetricsWriter(tmp_path) as metrics:
         metrics.write(0, dict.fromkeys(METRICS, 1.0))

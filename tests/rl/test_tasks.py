@@ -55,6 +55,13 @@ def test_training_questions_cover_the_training_pairs() -> None:
     assert len(seen) > 0.98 * (8100 - 858)
 
 
+def test_the_longest_questions_are_known_beforehand() -> None:
+    task = ArithmeticTask(seed=0, prompts_per_step=8, eval_count=1)
+    sides = [str(prompt.content).removesuffix("=").split("+") for prompt in task.all_train_prompts()]
+    for place in range(2):
+        assert sorted(side[place] for side in sides) == [str(operand) for operand in range(10, 100)]
+
+
 def test_scoring() -> None:
     assert exact_match("", "46", "46") == 1.0
     assert exact_match("", " 46", "46") == 0.0

@@ -21,6 +21,7 @@ from zerogap.models.rows import Rows
 from zerogap.rl.samples import read_samples, samples_path
 from zerogap.rl.setup import Run, set_up
 from zerogap.trainer import RunState
+from zerogap.trainer.fingerprint import describe_numerics
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.toml"
 SMALL = (
@@ -98,6 +99,19 @@ def test_dropped_groups_are_counted_unless_the_scope_is_all(tmp_path: Path, caps
     assert {record["advantage"] == 0 for record in samples if record["logprobs_trainer"][0] is None} == {True}
 
 
+def test_a_run_that_compared_nothing_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "flat_reward.py").write_text("def flat(prompt, completion, answer):\n    return 1.0\n")
+    monkeypatch.chdir(tmp_path)
+    for scope, warned in (("trained", True), ("all", False)):
+        arguments = ("task.reward=flat_reward:flat", f"gap.scope={scope}", "--json")
+        assert train(tmp_path / scope, *arguments, steps=1) == (3 if warned else 0)
+        captured = capsys.readouterr()
+        assert (json.loads(captured.out)["tokens_compared"] == 0) is warned
+        assert ("warning: no token was compared" in captured.err) is warned
+
+
 TURNS = """
 from zerogap.rl.custom import Transcript
 
@@ -113,7 +127,7 @@ def turns(context, prompt):
 """
 
 
-@pytest.mark.parametrize("updates", [1, 2])
+@pytest.mark.parametrize("updates", [1, 24])  # 24: one sequence each, some of them without advantage
 @pytest.mark.parametrize("sampler", [(), SAMPLER])
 def test_turns_with_inserted_and_untrained_tokens(
     tmp_path: Path,
@@ -125,14 +139,47 @@ def test_turns_with_inserted_and_untrained_tokens(
     (tmp_path / "turns_of_three.py").write_text(TURNS)
     monkeypatch.chdir(tmp_path)
     extra = ("task.rollout=turns_of_three:turns", f"train.updates_per_rollout={updates}", "model.max_positions=40")
-    assert train(tmp_path / "run", *sampler, *extra, "--json") == 0
-    values = result(capsys)
-    assert values["tokens_different"] == 0
-    records = [record for step in range(2) for record in read_samples(samples_path(tmp_path / "run", step))]
-    assert values["tokens_compared"] == sum(sum(record["loss_mask"]) for record in records) > 200
-    lengths = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    sampled = sum(round(values["rollout/response_length/mean"] * 24) for values in lengths)
-    assert values["tokens_not_compared"] == sampled - values["tokens_compared"] > 0
+    compared, trained = {}, {}
+    for scope in ("trained", "all"):
+        folder = tmp_path / scope
+        assert train(folder, *sampler, *extra, f"gap.scope={scope}", "--json") == 0
+        values = result(capsys)
+        assert values["tokens_different"] == 0
+        records = [record for step in range(2) for record in read_samples(samples_path(folder, step))]
+        compared[scope], trained[scope] = values["tokens_compared"], sum(sum(record["loss_mask"]) for record in records)
+        assert compared[scope] == sum(value is not None for r in records for value in r["logprobs_trainer"])
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        sampled = sum(round(line["rollout/response_length/mean"] * 24) for line in lines)
+        assert values["tokens_not_compared"] == sampled - compared[scope]
+    assert compared["trained"] <= trained["trained"] < compared["all"]
+    assert trained["trained"] > 200
+    assert values["tokens_not_compared"] == 0
+    assert final_weights(tmp_path / "trained", 2) == final_weights(tmp_path / "all", 2)
+
+
+def test_a_fault_in_a_turn_that_is_not_trained_on_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "turns_of_three.py").write_text(TURNS)
+    monkeypatch.chdir(tmp_path)
+
+    def spoil(made: Run) -> None:
+        generate = made.engine.generate
+
+        def flipped(requests: list) -> list:
+            completions = generate(requests)
+            if requests[0].params.max_tokens == 2:  # the second turn
+                completions[3].logprobs[0] += 1e-6
+            return completions
+
+        made.engine.generate = flipped
+
+    with_run(monkeypatch, spoil)
+    extra = ("task.rollout=turns_of_three:turns", "model.max_positions=40")
+    assert train(tmp_path / "some", *extra, "gap.scope=trained", steps=1) == 0
+    assert train(tmp_path / "run", *extra, steps=1) == 1
+    found = incident(tmp_path / "run")
+    assert found["tokens_different"] == 1
+    assert found["sequence"] == {"step": 0, "prompt": 0, "sample": 3}
+    assert "transient" in found["fault"]["explanation"]
 
 
 RETRY = """
@@ -159,6 +206,33 @@ def test_a_second_try_is_another_completion(tmp_path: Path, monkeypatch: pytest.
     tries = sys.modules["retries"].tries
     assert len(tries) == 24
     assert not all(tries)
+
+
+FILL = """
+from zerogap.rl.custom import Transcript
+
+
+def fill(context, prompt):
+    transcript = Transcript(context.encode_prompt(prompt))
+    while context.room(transcript.tokens) > 1:
+        transcript.add_tokens(context.encode("+"))
+        transcript.add_completion(context.generate(transcript.tokens, max_tokens=7, min_tokens=7))
+    return transcript
+"""
+
+
+def test_turns_that_outgrow_the_context_are_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "fills.py").write_text(FILL)
+    monkeypatch.chdir(tmp_path)
+    assert train(tmp_path / "run", "task.rollout=fills:fill", "model.max_positions=25", "--json", steps=1) == 0
+    values = result(capsys)
+    assert values["tokens_different"] == values["tokens_not_compared"] == 0
+    for record in read_samples(samples_path(tmp_path / "run", 0)):
+        assert len(record["prompt_ids"]) + len(record["response_ids"]) == 25
+        assert record["loss_mask"] == [False, *[True] * 7, False, *[True] * 7, False, *[True] * 2]
+        assert record["finish_reason"] == "length"
 
 
 @pytest.mark.parametrize(
@@ -231,6 +305,37 @@ def test_batch_variant_trainer_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     assert train(tmp_path / "run") == 1
     fault = incident(tmp_path / "run")["fault"]
     assert (fault["layer"], fault["op"], fault["side"]) == (1, "up_proj", "trainer")
+
+
+def test_with_more_updates_the_training_forward_is_compared_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The scoring pass is sound; the forward with gradient packs other sequences together, and breaks the law."""
+    sequences: list[int] = []
+
+    def spoil(made: Run) -> None:
+        layer = made.decoder.model.layers[2].mlp
+        forward = layer.down_proj.forward
+        # Wrong for as many rows as one update of four has: the scoring pass has more, a sequence alone fewer.
+        layer.down_proj.forward = lambda x: forward(x) * (1 + 1e-6 * (20 < x.shape[0] < 100))
+        accumulate = zerogap.rl.loop.accumulate
+
+        def counted(decoder: object, optimiser: object, some: list, *rest: object) -> object:
+            sequences.append(len(some))
+            return accumulate(decoder, optimiser, some, *rest)
+
+        monkeypatch.setattr(zerogap.rl.loop, "accumulate", counted)
+
+    with_run(monkeypatch, spoil)
+    assert train(tmp_path / "run", "train.updates_per_rollout=4", "train.tokens_per_micro_batch=4096", "--json") == 1
+    values = result(capsys)
+    assert values["steps"] == 0, "stopped before the first update"
+    assert sequences == [6], "the scoring pass was equal: the gate let it through"
+    samples = list(read_samples(samples_path(tmp_path / "run", 0)))
+    assert values["tokens_compared"] == sum(sum(record["loss_mask"]) for record in samples)
+    assert 0 < values["tokens_different"] < values["tokens_compared"] / 3
+    fault = incident(tmp_path / "run")["fault"]
+    assert (fault["layer"], fault["op"], fault["side"]) == (2, "down_proj", "trainer")
 
 
 def test_stale_weight_in_the_engine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,6 +443,25 @@ def test_warn_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert incident(tmp_path / "run")["fault"]["op"] == "o_proj"
 
 
+def test_the_incident_of_an_earlier_start_is_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def spoil(made: Run) -> None:
+        made.engine.hooks = (lambda at, name, x: x * 1.0001 if (at, name) == (0, "o_proj") else x,)
+
+    assert train(tmp_path / "run", steps=1) == 0
+    with monkeypatch.context() as patch:
+        with_run(patch, spoil)
+        assert train(tmp_path / "run", "--resume", "auto", steps=2) == 1
+    stopped = incident(tmp_path / "run")
+    capsys.readouterr()
+    assert train(tmp_path / "run", "--resume", "auto", "--json", steps=2) == 0
+    assert result(capsys)["incident"] is None
+    names = sorted(path.name for path in (tmp_path / "run").glob("incident*"))
+    assert names == ["incident-before-step-1.json", "incident-before-step-1.md"]
+    assert json.loads((tmp_path / "run" / names[0]).read_text()) == stopped
+
+
 def test_same_run_twice_gives_the_same_weights(tmp_path: Path) -> None:
     for name in ("a", "b"):
         assert train(tmp_path / name, *SAMPLER) == 0
@@ -426,7 +550,9 @@ def test_resume_where_the_bits_differ_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(tmp_path / "run", steps=1) == 0
-    monkeypatch.setattr(zerogap.rl.setup, "fingerprint", lambda config: "other bits")
+    monkeypatch.setattr(
+        zerogap.rl.setup, "describe_numerics", lambda config: describe_numerics(config) | {"fingerprint": "other bits"}
+    )
     assert train(tmp_path / "run", "--resume", "auto", steps=2) == 2
     error = capsys.readouterr().err
     assert "does not keep the run's bits" in error

@@ -93,7 +93,7 @@ def test_kept_sets_are_replayed_row_by_row():
     batch = micro_batch(sequences, (0, 1), kept=[(ids[0], None), (ids[1],)])
     assert batch.settings.kept is not None
     assert [None if k is None else (k.dtype, k.tolist()) for k in batch.settings.kept] == [
-        (torch.int64, [2, 5]),
+        (torch.int32, [2, 5]),
         None,
-        (torch.int64, [4]),
+        (torch.int32, [4]),
     ]

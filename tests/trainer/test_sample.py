@@ -29,6 +29,13 @@ def test_what_is_trained():
     assert made.input_rows == 4  # the last token is only a target
 
 
+def test_sampled_tokens_that_are_not_trained_on_can_be_scored():
+    made = sequence(loss_mask=torch.tensor([True, False, False]), sampled_mask=torch.tensor([True, False, True]))
+    assert made.untrained().trained_places.tolist() == [2]
+    assert made.input_rows == 2, "they do not change what the training forward runs"
+    assert sequence().untrained().trained_count == 0, "without a mask of its own, nothing else was sampled"
+
+
 def test_rows_after_the_last_trained_token_are_not_needed():
     assert sequence(loss_mask=torch.tensor([True, False, False])).input_rows == 2
     assert sequence(loss_mask=torch.zeros(3, dtype=torch.bool)).input_rows == 0
@@ -44,6 +51,8 @@ def test_rows_after_the_last_trained_token_are_not_needed():
         ({"prompt_length": 6}, "prompt_length is 6 of 5"),
         ({"logprobs_engine": torch.zeros(3, dtype=torch.float64)}, "float32"),
         ({"loss_mask": torch.ones(3)}, "bool"),
+        ({"sampled_mask": torch.tensor([True, False, False])}, "sampled mask"),
+        ({"sampled_mask": torch.ones(4, dtype=torch.bool)}, "sampled mask"),
         ({"advantage": float("nan")}, "advantage is nan"),
         ({"sampler": SequenceSampler(temperature=0.0)}, "temperature must be above 0"),
         ({"sampler": SequenceSampler(top_p=0.0)}, "cannot be trained on"),

@@ -97,10 +97,6 @@ class PagePool:
         """Return the page published under ``key``, held or idle."""
         return self._page_of.get(key)
 
-    def is_published(self, page: int) -> bool:
-        """Return whether the page can be shared."""
-        return page in self._key_of
-
     def drop_published(self) -> None:
         """Forget every published page; those that nobody holds become free."""
         self._free.extend(self._idle)

@@ -94,12 +94,6 @@ class PagedCache:
         self._keys.view(shape).index_fill_(2, index, 0.0)
         self._values.view(shape).index_fill_(2, index, 0.0)
 
-    def copy_page(self, source: int, target: int) -> None:
-        """Copy one page, for a sequence that goes on from a shared, partly filled one."""
-        for store in (self._keys, self._values):
-            pages = store.view(*store.shape[:2], self.num_pages, -1)
-            pages[:, :, target] = pages[:, :, source]
-
 
 class PackedCache:
     """Training keeps no cache: the rows' own keys and values are all there is, and gradients flow through them."""

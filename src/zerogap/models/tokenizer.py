@@ -15,8 +15,6 @@ import tokenizers
 
 from zerogap.errors import UsageError, nearest
 
-_INCOMPLETE = "\ufffd"  # what decoding yields for bytes that are no whole character (yet)
-
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
     """Return the tokenizer of a model folder.
@@ -94,10 +92,6 @@ class Tokenizer:
             raise UsageError(f"the chat template of {str(self.folder)!r} refuses the messages: {reason}") from error
         return text
 
-    def text_stream(self) -> TextStream:
-        """Return a decoder for tokens that come one by one."""
-        return TextStream(self)
-
     @cached_property
     def _chat(self) -> Any:
         from transformers import AutoTokenizer
@@ -117,39 +111,6 @@ class Tokenizer:
         if isinstance(content, str) and (i := self._fast.token_to_id(content)) is not None:
             found.append(i)
         return tuple(dict.fromkeys(found))
-
-
-class TextStream:
-    """Decodes tokens that come one by one, never giving out half a character.
-
-    The pieces joined are what decoding all tokens at once gives, for every decoder whose text of whole characters
-    does not change when more tokens follow (all byte-level ones). Each piece is decoded with the tokens of the piece
-    before it, since some decoders treat the first token of a text differently.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._context: list[int] = []  # tokens of the last piece given out
-        self._context_text = ""
-        self._pending: list[int] = []
-
-    def push(self, token: int) -> str:
-        """Return the text that ``token`` completes, empty if it ends in the middle of a character."""
-        self._pending.append(token)
-        text = self._tokenizer.decode(self._context + self._pending)
-        # Whether a trailing U+FFFD is half a character or garbage is known only once more has come.
-        return "" if text.endswith(_INCOMPLETE) else self._give_out(text)
-
-    def finish(self) -> str:
-        """Return what was held back; incomplete characters come out as U+FFFD."""
-        return self._give_out(self._tokenizer.decode(self._context + self._pending)) if self._pending else ""
-
-    def _give_out(self, text: str) -> str:
-        piece = text[len(self._context_text) :]
-        if piece:  # a token without text (a special one) is no context: keep the tokens that had some
-            self._context, self._pending = self._pending, []
-            self._context_text = self._tokenizer.decode(self._context)
-        return piece
 
 
 def _read_fast(folder: Path) -> tokenizers.Tokenizer:

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import torch
 
-from zerogap.console import print_json
+from zerogap.console import message, print_json
 from zerogap.contracts.report import Report, store_check
 from zerogap.contracts.training import training_report
 from zerogap.errors import ExitCode, UsageError
 from zerogap.rl.config_load import load_config
 from zerogap.rl.display import make_display
+from zerogap.rl.incident import set_aside_incident
 from zerogap.rl.loop import Loop, Outcome
 from zerogap.rl.metrics import MetricsWriter
 from zerogap.rl.reward_journal import RewardJournal
@@ -53,10 +54,18 @@ def train_command(config_path: Path, overrides: Sequence[str], resume: str | Non
             "memory: the system gave no more; lower engine.kv_bytes (or engine.num_pages) or "
             f"train.tokens_per_micro_batch, or end other programs; {folder}, if it was begun, is whole"
         ) from error
+    nothing = not (outcome.stopped or outcome.totals.tokens_compared)
+    if nothing:
+        message(
+            f"zerogap: warning: no token was compared ({outcome.totals.tokens_not_compared:,} were generated), so that "
+            "nothing is known about the gap; no reward differed within a group, set gap.scope = 'all'"
+        )
     if as_json:
         values = {**outcome.totals.summary(), "run_dir": str(folder), "stopped_by_gate": outcome.stopped}
         values["incident"] = None if outcome.incident is None else str(outcome.incident)
         print_json(SCHEMA, SCHEMA_VERSION, values)
+    if nothing:
+        return int(ExitCode.UNKNOWN)
     return int(ExitCode.DOES_NOT_HOLD if outcome.stopped else ExitCode.HOLDS)
 
 
@@ -69,6 +78,7 @@ def _drive(run: Run, lock: FolderLock, report: Report, as_json: bool) -> Outcome
         first = 0 if run.checkpoint is None else run.checkpoint.state.step
         try:
             store_check(report, run.folder)
+            set_aside_incident(run.folder, first)
             with (
                 closing(RewardJournal(run.folder / "rewards.jsonl", first)) as journal,
                 MetricsWriter(run.folder, first) as writer,

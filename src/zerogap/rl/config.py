@@ -190,8 +190,9 @@ class TrainSection(Section):
     aggregation: Literal["token-mean", "sequence-mean", "sequence-mean-token-sum-norm"] = Field(
         default="token-mean",
         description="token-mean = mean over all trained tokens; sequence-mean = mean over sequences of token means; "
-        "sequence-mean-token-sum-norm = mean over sequences of their token sums / rollout.max_tokens",
+        "sequence-mean-token-sum-norm = mean over sequences of their token sums / train.norm_length",
     )
+    norm_length: int | None = Field(default=None, ge=1, description="see above, tokens; unset = rollout.max_tokens")
     updates_per_rollout: int = Field(
         default=1, ge=1, description="optimiser updates per step; each takes its share of the completions"
     )
@@ -211,7 +212,7 @@ class GapSection(Section):
     )
     scope: Literal["trained", "all"] = Field(
         default="trained",
-        description="trained = tokens that are trained on; all = also those of dropped groups",
+        description="trained = tokens that are trained on; all = every token that the engine sampled for training",
         json_schema_extra=NOT_BITS,
     )
 
@@ -308,10 +309,15 @@ def _conflicts(config: Config) -> list[tuple[str, str]]:
             f"{rollout.min_tokens} is above rollout.max_tokens = {rollout.max_tokens}; lower it",
         ),
         (
-            train.updates_per_rollout > rollout.prompts_per_step,
+            train.updates_per_rollout > sequences,
             "train.updates_per_rollout",
-            f"{train.updates_per_rollout} is above rollout.prompts_per_step = {rollout.prompts_per_step}, "
-            "so that an update would have no prompt; lower it",
+            f"{train.updates_per_rollout} is above rollout.prompts_per_step x rollout.samples_per_prompt = "
+            f"{sequences:,}, so that an update would have no completion; lower it",
+        ),
+        (
+            train.norm_length is not None and train.aggregation != "sequence-mean-token-sum-norm",
+            "train.norm_length",
+            f"has no meaning with train.aggregation = '{train.aggregation}'; remove it",
         ),
         (
             task.name == "jsonl" and task.path is None,

@@ -47,8 +47,16 @@ class RolloutContext(Protocol):
         Args:
             prompt_ids: all tokens so far.
             params: ``max_tokens``, ``min_tokens`` and ``stop`` replace those of the section [rollout] (or [eval]);
-                temperature and the kept set stay, since a sequence is trained under one sampler.
+                temperature and the kept set stay, since a sequence is trained under one sampler. ``max_tokens`` is cut
+                to the `room` there is; a completion that it ends has ``finish_reason`` "length".
+
+        Raises:
+            UsageError: no room at all, or a parameter that is wrong; it ends the run.
         """
+        ...
+
+    def room(self, tokens: Sequence[int]) -> int:
+        """Return how many tokens the context can still take after ``tokens``, inserted ones included."""
         ...
 
     def encode(self, text: str) -> list[int]:
@@ -86,6 +94,15 @@ class Transcript:
     def tokens(self) -> list[int]:
         """Prompt and response so far: what the next completion continues."""
         return [*self.prompt_ids, *self.response_ids]
+
+    @property
+    def sampled_mask(self) -> list[bool]:
+        """Where the engine sampled the token, whether it is trained on or not; [response]."""
+        mask = [False] * len(self.response_ids)
+        for completion in self.completions:
+            start = len(completion.prompt) - len(self.prompt_ids)
+            mask[start : start + len(completion.tokens)] = [True] * len(completion.tokens)
+        return mask
 
     @property
     def text(self) -> str:
@@ -164,6 +181,13 @@ def load_rollout(reference: str) -> RolloutFunction:
                     f"{where}: the transcript holds something that is no {kind.__name__}; "
                     "change it only by its add_ methods"
                 )
+        masks = zip(transcript.loss_mask, transcript.sampled_mask, strict=False)
+        wrong = next((i for i, (trained, sampled) in enumerate(masks) if trained and not sampled), None)
+        if wrong is not None:
+            raise UsageError(
+                f"{where}: loss_mask[{wrong}] is True where nothing was sampled, so that there is no log-prob to train "
+                "on; change it only by the transcript's add_ methods, or to False"
+            )
         return transcript
 
     return checked

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from zerogap.trainer import Scored, TrainSequence
 
@@ -96,6 +97,16 @@ def compare(sequences: Sequence[TrainSequence], scores: Sequence[Scored | None],
             for i in np.flatnonzero(different)
         ),
     )
+
+
+def worst(sequence: TrainSequence, first: Scored, second: Scored) -> Scored:
+    """Return one score of a sequence that two passes scored at the weights that sampled it: no difference gets lost.
+
+    Per token that of the first pass where its word differs from the engine's, else that of the second.
+    """
+    engine_T = sequence.trained_logprobs_engine
+    same_T = (first.logprob_T.view(torch.int32) == engine_T.view(torch.int32)) & first.logprob_T.isfinite()
+    return replace(first, logprob_T=torch.where(same_T, second.logprob_T, first.logprob_T))
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -74,6 +75,19 @@ def write_incident(folder: Path, record: Mapping[str, Any]) -> Path:
     write_text_atomic(path, json.dumps(finite(record), indent=1, sort_keys=True, allow_nan=False) + "\n")
     write_text_atomic(folder / "incident.md", _markdown(record))
     return path
+
+
+def set_aside_incident(folder: Path, first_step: int) -> None:
+    """Rename the incident of an earlier start of the run, so that ``incident.json`` is always of the newest.
+
+    Args:
+        folder: the run folder.
+        first_step: the step that is done next: ``incident-before-step-3.json`` (an older one of that name goes).
+    """
+    for suffix in (".json", ".md"):
+        path = folder / f"incident{suffix}"
+        if path.exists():
+            os.replace(path, folder / f"incident-before-step-{first_step}{suffix}")
 
 
 def _markdown(record: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,8 +22,7 @@ from zerogap.models.weights import tensor_digests
 from zerogap.ops import ambient
 from zerogap.ops import portable as ops
 from zerogap.rl.gate import Difference
-from zerogap.trainer import TrainSequence
-from zerogap.trainer.packing import micro_batch, pack
+from zerogap.trainer import TrainSequence, micro_batch, pack
 
 Site = tuple[int, str]  # (layer, op); layer -1 is the embedding
 Digests = dict[Site, dict[int, set[int]]]  # position -> digests of every time the row was computed
@@ -59,7 +58,7 @@ def locate(
     sequences: Sequence[TrainSequence],
     difference: Difference,
     micro_batch_rows: int,
-    together: bool,
+    members: Sequence[int],
 ) -> Fault:
     """Find the fault behind one different token.
 
@@ -69,14 +68,14 @@ def locate(
         sequences: of the step, as the trainer packed them.
         difference: the token.
         micro_batch_rows: the trainer's budget.
-        together: the trainer scored all sequences in one pass; else those without advantage in a pass of their own.
+        members: the sequences that the compared pass packed into micro-batches, ascending; the token's is one of them.
     """
     sequence = sequences[difference.index]
     last = sequence.prompt_length + difference.place - 1  # position whose output predicts the token
     tensors = _different_tensors(engine, decoder)
     with ambient.guard(), torch.no_grad():
         engine_side, logprob_engine, rows = _engine_digests(engine, sequence, last)
-        packed = _micro_batch_of(sequences, difference.index, micro_batch_rows, together)
+        packed = _micro_batch_of(sequences, difference.index, micro_batch_rows, set(members))
         trainer_side, logits_trainer = _trainer_digests(decoder, sequences, packed, difference.index, last)
         alone, logits_alone = _trainer_digests(decoder, [sequence], (0,), 0, last)
     for site, by_position in trainer_side.items():
@@ -178,11 +177,10 @@ def _selection(trace: ScheduleTrace, index: int, shared: list[int], last: int) -
 
 
 def _micro_batch_of(
-    sequences: Sequence[TrainSequence], index: int, micro_batch_rows: int, together: bool
+    sequences: Sequence[TrainSequence], index: int, micro_batch_rows: int, members: Collection[int]
 ) -> tuple[int, ...]:
-    trains = [together or (s.advantage != 0 and s.trained_count > 0) for s in sequences]
-    rows = [s.input_rows if train == trains[index] else 0 for s, train in zip(sequences, trains, strict=True)]
-    return next(members for members in pack(rows, micro_batch_rows) if index in members)
+    rows = [sequence.input_rows if other in members else 0 for other, sequence in enumerate(sequences)]
+    return next(batch for batch in pack(rows, micro_batch_rows) if index in batch)
 
 
 def _trainer_digests(

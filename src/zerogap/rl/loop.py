@@ -10,29 +10,31 @@ from pathlib import Path
 
 import numpy as np
 
+from zerogap.engine import Key
 from zerogap.models.weights import weights_digest
 from zerogap.ops import ambient
 from zerogap.rl.config_load import config_digest
 from zerogap.rl.display import Display
-from zerogap.rl.gate import Comparison, Totals, compare
+from zerogap.rl.gate import Comparison, Totals, compare, worst
 from zerogap.rl.incident import incident, write_incident
 from zerogap.rl.locate import locate
 from zerogap.rl.metrics import MetricsWriter
 from zerogap.rl.reward_journal import RewardJournal, score
-from zerogap.rl.rewards import RewardJob, RewardOutcome, RewardPool, event_counts
+from zerogap.rl.rewards import RewardJob, RewardOutcome, RewardPool
 from zerogap.rl.rollout import Rollout, train_sequence
 from zerogap.rl.samples import Sample, write_samples
 from zerogap.rl.setup import Run, eval_params, rollout_params
+from zerogap.rl.step_metrics import Trained, gap_metrics, rates, reward_metrics, rollout_metrics
 from zerogap.trainer import (
     RunState,
     Scored,
-    StepResult,
     TrainSequence,
-    UpdateStats,
     accumulate,
     group_advantages,
     mini_batches,
     save_checkpoint,
+    with_gradient,
+    without_gradient,
 )
 from zerogap.trainer import score as score_sequences
 
@@ -121,13 +123,13 @@ class Loop:
         with clock.phase("time/train_s"), ambient.guard():
             trained = self._train(step, sequences, sum(rollout.generated_tokens for rollout in rollouts))
         self.totals.add(trained.comparison)
-        write_samples(run.folder, step, _samples(rollouts, outcomes, sequences, trained.scores))
+        write_samples(run.folder, step, _samples(rollouts, outcomes, sequences, trained))
         if not trained.stopped:
             with clock.phase("time/sync_s"):
                 self._send_weights(step + 1)
             self.totals.steps = step + 1
         self._count(rollouts, rewards, clock)
-        values = _gap_metrics(trained.comparison) | _reward_metrics(outcomes) | _rollout_metrics(rollouts)
+        values = gap_metrics(trained.comparison) | reward_metrics(outcomes) | rollout_metrics(rollouts)
         values |= trained.metrics(config.train.updates_per_rollout)
         values["rollout/groups_without_variance"] = advantages.groups_without_variance
         last = step + 1 == config.run.steps
@@ -135,7 +137,7 @@ class Loop:
             values |= self._evaluate(step + 1, clock)
             self.totals.eval_last = values["eval/accuracy"]
         values |= self.saving.seconds | clock.seconds | {"time/step_s": time.perf_counter() - began}
-        values |= _rates(rollouts, sequences, trained, clock)
+        values |= rates(rollouts, trained, clock.seconds)
         self.writer.write(step, values)
         self.display.step(step, values)
         # After the metrics: a step whose checkpoint stands is never done again, so its line must stand before.
@@ -146,37 +148,70 @@ class Loop:
                 self._save(step + 1)
         return not trained.stopped
 
-    def _train(self, step: int, sequences: list[TrainSequence], sampled_tokens: int) -> _Trained:
+    def _train(self, step: int, sequences: list[TrainSequence], sampled_tokens: int) -> Trained:
         run, updates = self.run_, self.run_.config.train.updates_per_rollout
+        extra, extra_scores = self._score_untrained(sequences)
+        compared = [*sequences, *extra]
+        extra_pass = range(len(sequences), len(compared))
         if updates == 1:
             result = accumulate(run.decoder, run.optimiser, sequences, run.settings)
-            found = compare(sequences, result.scores, sampled_tokens)
-            if self._gate(step, sequences, found):
-                return _Trained(found, result.scores, [result], [], stopped=True)
-            return _Trained(found, result.scores, [result], [run.optimiser.apply()])
+            scores = [*result.scores, *extra_scores]
+            found = compare(compared, scores, sampled_tokens)
+            trained = Trained(found, compared, scores, [result], [])
+            passes = [with_gradient(sequences), without_gradient(sequences), extra_pass]
+            if self._gate(step, compared, found, passes):
+                trained.stopped = True
+            else:
+                trained.updates.append(run.optimiser.apply())
+            return trained
         # The whole batch is scored at the version that sampled it; later updates replay its kept sets.
-        scores = score_sequences(run.decoder, sequences, run.settings.micro_batch_rows, want_kept=True)
-        found = compare(sequences, scores, sampled_tokens)
-        trained = _Trained(found, list(scores), [], [])
-        if self._gate(step, sequences, found):
+        old = score_sequences(run.decoder, sequences, run.settings.micro_batch_rows, want_kept=True)
+        found = compare(compared, [*old, *extra_scores], sampled_tokens)
+        trained = Trained(found, compared, [*old, *extra_scores], [], [])
+        if self._gate(step, compared, found, [range(len(sequences)), extra_pass]):
             trained.stopped = True
             return trained
-        keys = [sequence.key for sequence in sequences]
-        for part in mini_batches(keys, updates, run.config.run.seed, step):
-            some, old = [sequences[i] for i in part], [scores[i] for i in part]
-            trained.results.append(accumulate(run.decoder, run.optimiser, some, run.settings, old))
+        for part in mini_batches([sequence.key for sequence in sequences], updates, run.config.run.seed, step):
+            some = [sequences[i] for i in part]
+            trained.results.append(accumulate(run.decoder, run.optimiser, some, run.settings, [old[i] for i in part]))
+            if not trained.updates:
+                # The weights are still those that sampled: the forward with gradient must say the same words again.
+                for index, again in zip(part, trained.results[0].scores, strict=True):
+                    if again is not None:
+                        trained.scores[index] = worst(sequences[index], old[index], again)
+                trained.comparison = compare(compared, trained.scores, sampled_tokens)
+                members = [part[i] for i in with_gradient(some)]
+                if self._gate(step, compared, trained.comparison, [members]):
+                    trained.stopped = True
+                    return trained
             trained.updates.append(run.optimiser.apply())
         return trained
 
-    def _gate(self, step: int, sequences: list[TrainSequence], found: Comparison) -> bool:
-        """Write the incident of the first different token of the run; return whether the run must stop."""
+    def _score_untrained(self, sequences: list[TrainSequence]) -> tuple[list[TrainSequence], list[Scored]]:
+        """With ``gap.scope = "all"`` return the sequences' tokens that were sampled and are not trained on, scored."""
+        run, extra = self.run_, [sequence.untrained() for sequence in sequences]
+        if run.config.gap.scope != "all" or not any(sequence.trained_count for sequence in extra):
+            return [], []
+        return extra, score_sequences(run.decoder, extra, run.settings.micro_batch_rows)
+
+    def _gate(
+        self, step: int, sequences: list[TrainSequence], found: Comparison, passes: Sequence[Sequence[int]]
+    ) -> bool:
+        """Write the incident of the first different token of the run; return whether the run must stop.
+
+        Args:
+            step: of the run.
+            sequences: the step's, and behind them those of `_score_untrained`.
+            found: their comparison.
+            passes: the forward passes that were compared, each by the sequences that it packed, in their order.
+        """
         if not found.differences:
             return False
         run, config = self.run_, self.run_.config
         if self.incident is None:
-            together = config.train.updates_per_rollout > 1
-            rows = run.settings.micro_batch_rows
-            fault = locate(run.engine, run.decoder, sequences, found.differences[0], rows, together)
+            first = found.differences[0]
+            members = next(members for members in passes if first.index in members)
+            fault = locate(run.engine, run.decoder, sequences, first, run.settings.micro_batch_rows, members)
             versions = {
                 "weights_version": run.engine.version,
                 "weights_digest_engine": weights_digest(run.engine.decoder.state_dict()),
@@ -228,32 +263,6 @@ class Loop:
         save_checkpoint(run.folder, state, run.decoder, run.source, run.optimiser, run.config.run.keep_checkpoints)
 
 
-@dataclass
-class _Trained:
-    """What training made of a step."""
-
-    comparison: Comparison
-    scores: list[Scored | None]
-    results: list[StepResult]
-    updates: list[UpdateStats]
-    stopped: bool = False
-
-    def metrics(self, updates_per_rollout: int) -> dict[str, float]:
-        """Return the step's training metrics: means over its updates."""
-        values: dict[str, float] = {"train/tokens": sum(result.trained_tokens for result in self.results)}
-        if self.results:
-            values["train/loss"] = float(np.mean([result.loss for result in self.results]))
-            # An update in which every advantage is 0 has no metrics; the others still count.
-            measured = [result.metrics for result in self.results if result.metrics]
-            for name in measured[0] if measured else ():
-                reduce = np.max if name.endswith("_max") else np.mean
-                values[f"train/{name}"] = float(reduce([metrics[name] for metrics in measured]))
-        if self.updates:
-            values["train/grad_norm"] = float(np.mean([update.grad_norm for update in self.updates]))
-            values["train/learning_rate"] = self.updates[-1].learning_rate
-        return values
-
-
 def _jobs(phase: str, step: int, rollouts: Sequence[Rollout]) -> list[RewardJob]:
     return [
         RewardJob(
@@ -274,14 +283,15 @@ def _samples(
     rollouts: Sequence[Rollout],
     outcomes: Sequence[RewardOutcome],
     sequences: Sequence[TrainSequence],
-    scores: Sequence[Scored | None],
+    trained: Trained,
 ) -> list[Sample]:
-    samples = []
-    for rollout, outcome, sequence, scored in zip(rollouts, outcomes, sequences, scores, strict=True):
-        trainer: list[float | None] = [None] * sequence.response_length
+    trainers: dict[Key, list[float | None]] = {s.key: [None] * s.response_length for s in sequences}
+    for compared, scored in zip(trained.compared, trained.scores, strict=True):
         if scored is not None:
-            for place, value in zip(sequence.trained_places.tolist(), scored.logprob_T.tolist(), strict=True):
-                trainer[place] = value
+            for place, value in zip(compared.trained_places.tolist(), scored.logprob_T.tolist(), strict=True):
+                trainers[compared.key][place] = value
+    samples = []
+    for rollout, outcome, sequence in zip(rollouts, outcomes, sequences, strict=True):
         samples.append(
             Sample(
                 prompt_index=rollout.key[1],
@@ -297,54 +307,8 @@ def _samples(
                 prompt_ids=rollout.transcript.prompt_ids,
                 response_ids=rollout.transcript.response_ids,
                 logprobs_engine=rollout.transcript.logprobs,
-                logprobs_trainer=trainer,
+                logprobs_trainer=trainers[sequence.key],
                 loss_mask=rollout.transcript.loss_mask,
             )
         )
     return samples
-
-
-def _gap_metrics(found: Comparison) -> dict[str, float]:
-    counts: dict[str, float] = {
-        "gap/tokens_compared": found.tokens_compared,
-        "gap/tokens_different": found.tokens_different,
-        "gap/tokens_nonfinite": found.tokens_nonfinite,
-        "gap/tokens_not_compared": found.tokens_not_compared,
-    }
-    if not found.tokens_compared:  # no gap is known, which is neither 0 nor NaN
-        return counts
-    mean = {"gap/mean": found.gap_mean, "train/train_rollout_logprob_abs_diff": found.gap_mean}
-    return counts | mean | {"gap/max": found.gap_max}
-
-
-def _reward_metrics(outcomes: Sequence[RewardOutcome]) -> dict[str, float]:
-    rewards = np.array([outcome.value for outcome in outcomes])
-    return {
-        "reward/mean": float(rewards.mean()),
-        "reward/std": float(rewards.std()),
-        "reward/min": float(rewards.min()),
-        "reward/max": float(rewards.max()),
-        **event_counts(outcomes),
-    }
-
-
-def _rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    lengths = [rollout.generated_tokens for rollout in rollouts]
-    cached = sum(completion.cached_tokens for r in rollouts for completion in r.transcript.completions)  # type: ignore[attr-defined]
-    return {
-        "rollout/response_length/mean": float(np.mean(lengths)),
-        "rollout/response_length/max": float(max(lengths)),
-        "rollout/truncated_share": float(np.mean([rollout.transcript.truncated for rollout in rollouts])),
-        "rollout/cached_tokens": cached,
-    }
-
-
-def _rates(
-    rollouts: Sequence[Rollout], sequences: Sequence[TrainSequence], trained: _Trained, clock: _Clock
-) -> dict[str, float]:
-    generated = sum(rollout.generated_tokens for rollout in rollouts)
-    rows = sum(s.input_rows for s, scored in zip(sequences, trained.scores, strict=True) if scored is not None)
-    return {
-        "perf/generated_tokens_per_s": generated / clock.seconds["time/rollout_s"],
-        "perf/trained_tokens_per_s": rows / clock.seconds["time/train_s"],
-    }

@@ -19,6 +19,7 @@ _BASE = (
 _REWARD_WORKER = 45 * 2**20  # a bare worker; what the reward function imports comes on top
 _LM_HEAD_ROWS = 64  # rows whose logits exist at once (ops.portable.logprob)
 _WORD = 4  # bytes of a float32
+_KEPT_SET = 500  # bytes of a kept set beside its content: a tensor of its own
 
 
 class Shape(Protocol):
@@ -77,6 +78,8 @@ class MemoryEstimate:
         kv_cache: the engine's keys and values.
         activations: what the backward pass of one micro-batch keeps.
         lm_head: logits of one chunk of rows and the head's gradient before it is added.
+        kept_sets: with more than one update per rollout, what the sampler left of the vocabulary at every token: a bit
+            per token of the vocabulary at most.
         engine_step: activations and logits of one engine step; not at the same time as the two before.
         processes: this process before any tensor, and the reward workers.
     """
@@ -88,6 +91,7 @@ class MemoryEstimate:
     kv_cache: int
     activations: int
     lm_head: int
+    kept_sets: int
     engine_step: int
     processes: int
 
@@ -95,7 +99,7 @@ class MemoryEstimate:
     def total(self) -> int:
         """Peak in bytes: training and rollout take turns, the rest stays."""
         stays = self.weights + self.engine_weights + self.gradients + self.optimiser + self.kv_cache + self.processes
-        return stays + max(self.activations + self.lm_head, self.engine_step)
+        return stays + max(self.activations + self.lm_head + self.kept_sets, self.engine_step)
 
     def parts(self) -> str:
         """Return the parts in words, largest first."""
@@ -106,6 +110,7 @@ class MemoryEstimate:
             "AdamW": self.optimiser,
             "KV cache": self.kv_cache,
             "activations": self.activations + self.lm_head,
+            "kept sets": self.kept_sets,
             "engine step": self.engine_step,
             "processes": self.processes,
         }
@@ -154,9 +159,20 @@ def estimate_memory(config: Config, shape: Shape, longest_sequence: int) -> Memo
         kv_cache=kv_cache,
         activations=activations,
         lm_head=4 * _LM_HEAD_ROWS * shape.vocab_size * _WORD + 2 * head,
+        kept_sets=_kept_sets(config, shape, sequences * longest_sequence),
         engine_step=engine_rows * layer_row + 6 * decoding * shape.vocab_size * _WORD,
         processes=_BASE + config.reward.workers * _REWARD_WORKER,
     )
+
+
+def _kept_sets(config: Config, shape: Shape, tokens: int) -> int:
+    rollout = config.rollout
+    whole = rollout.top_k == 0 and rollout.top_p == 1 and rollout.min_p == 0
+    if config.train.updates_per_rollout == 1 or whole:
+        return 0
+    bitmask = -(-shape.vocab_size // 8)
+    largest = min(bitmask, rollout.top_k * _WORD) if rollout.top_k else bitmask
+    return tokens * (largest + _KEPT_SET)
 
 
 def available_memory(cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
@@ -190,6 +206,8 @@ def require_memory(estimate: MemoryEstimate, available: int, held: int = 0) -> N
         levers.append("engine.kv_bytes (or engine.num_pages)")
     if estimate.activations >= need // 8:
         levers.append("train.tokens_per_micro_batch (or set train.gradient_checkpointing = true)")
+    if estimate.kept_sets >= need // 8:
+        levers.append("rollout.top_k (or set train.updates_per_rollout = 1)")
     if estimate.engine_step > estimate.activations + estimate.lm_head:
         levers.append("engine.max_sequences or engine.max_rows_per_step")
     advice = f"lower {' and '.join(levers)}" if levers else "take a smaller model or a machine with more memory"

@@ -32,9 +32,10 @@ class MetricsWriter:
         path = folder / "metrics.jsonl"
         drop_steps_from(path, first_step)
         self._file = open_to_append(path)
+        again = first_step > 0 or any((folder / "tensorboard").glob("*tfevents*"))
         self._events = _open_events(folder / "tensorboard")
         self._add_event(file_version="brain.Event:2")
-        if first_step:
+        if again:
             # TensorBoard hides the events of this step and later ones that stand in older files.
             self._add_event(step=first_step, session_log=SessionLog(status=SessionLog.START))
 

@@ -86,6 +86,20 @@ class Generator:
             )
         return params
 
+    def room(self, ids: Sequence[int]) -> int:
+        """Return how many tokens the context can still take after ``ids``."""
+        return max(0, self.max_positions - len(ids))
+
+    def _cut(self, prompt: Prompt, ids: Sequence[int], params: SamplingParams) -> SamplingParams:
+        """Return the parameters with no more tokens than there is room for."""
+        room = self.room(ids)
+        if not room:
+            raise UsageError(
+                f"task.rollout on {prompt.name}: generate() after {len(ids)} tokens, the context has "
+                f"{self.max_positions}; end the rollout while context.room(transcript.tokens) is above 0"
+            )
+        return replace(params, max_tokens=min(params.max_tokens, room), min_tokens=min(params.min_tokens, room))
+
     def _generate_custom(self, tasks: list[tuple[Key, Prompt]], params: SamplingParams) -> list[Rollout]:
         """Run the function for every sample; what they ask of the engine at one time is one batch."""
         function = self.function
@@ -104,8 +118,7 @@ class Generator:
                 seed = (params.seed + made[call.index]) % 2**63
                 made[call.index] += 1
                 asked = replace(params, seed=seed, **{_CHANGEABLE[name]: value for name, value in call.params.items()})
-                self._fitting(prompt, call.prompt_ids, asked)
-                requests.append(Request(key, call.prompt_ids, asked))
+                requests.append(Request(key, call.prompt_ids, self._cut(prompt, call.prompt_ids, asked)))
             return self.engine.generate(requests)
 
         transcripts = run_in_lockstep(
@@ -119,7 +132,7 @@ class Generator:
             if len(transcript.tokens) > self.max_positions:
                 raise UsageError(
                     f"task.rollout on {prompt.name}: the transcript has {len(transcript.tokens)} tokens, "
-                    f"the context {self.max_positions}; end the rollout earlier"
+                    f"the context {self.max_positions}; end the rollout earlier (see context.room)"
                 )
             if max(transcript.tokens) >= vocabulary:
                 raise UsageError(
@@ -142,6 +155,9 @@ class _Context:
         if unknown:
             raise UsageError(f"rollout: generate() has no parameter {unknown[0]!r}{nearest(unknown[0], _CHANGEABLE)}")
         return self.ask(prompt_ids, **params)
+
+    def room(self, tokens: Sequence[int]) -> int:
+        return self.generator.room(tokens)
 
     def encode(self, text: str) -> list[int]:
         return self.generator.tokenizer.encode(text, add_special_tokens=False)
@@ -170,4 +186,5 @@ def train_sequence(rollout: Rollout, advantage: float, params: SamplingParams) -
         advantage=advantage,
         weights_version=transcript.completions[0].weights_version,
         sampler=SequenceSampler(params.temperature, params.top_k, params.top_p, params.min_p, tuple(suppressed)),
+        sampled_mask=torch.tensor(transcript.sampled_mask, dtype=torch.bool),
     )

@@ -30,7 +30,6 @@ from zerogap.rl.rollout import Generator
 from zerogap.rl.run_folder import CONFIG_FILE, FolderLock, holds_run, require_vacant, sweep
 from zerogap.rl.tasks import Prompt, Task, make_task
 from zerogap.rl.tasks.base import encode_prompt
-from zerogap.rl.tasks.jsonl import JsonlTask
 from zerogap.trainer import (
     Checkpoint,
     LossSettings,
@@ -43,7 +42,7 @@ from zerogap.trainer import (
     open_checkpoint,
     restore_optimiser,
 )
-from zerogap.trainer.fingerprint import environment, fingerprint
+from zerogap.trainer.fingerprint import describe_numerics
 
 
 @dataclass
@@ -96,7 +95,7 @@ def set_up(config: Config, resume: str | None) -> Run:
     decoder.gradient_checkpointing = config.train.gradient_checkpointing
     engine = Engine(copy.deepcopy(decoder), tokenizer, _engine_config(config, longest))
     optimiser = Optimiser(decoder.named_parameters(), _optimiser_settings(config))
-    numerics = environment() | {"fingerprint": fingerprint(decoder.config)}
+    numerics = describe_numerics(decoder.config)
     if checkpoint is not None:
         _check_numerics(checkpoint, numerics)
         _check_prompts(checkpoint, task)
@@ -111,7 +110,7 @@ def set_up(config: Config, resume: str | None) -> Run:
         task=task,
         generator=Generator(engine, tokenizer, max_positions, rollout, config.rollout.time_limit_s),
         optimiser=optimiser,
-        settings=_step_settings(config),
+        settings=step_settings(config),
         numerics=numerics,
         checkpoint=checkpoint,
     )
@@ -266,8 +265,7 @@ def _longest_sequence(config: Config, task: Task, tokenizer: Tokenizer, vocab_si
         return max(lengths)
 
     train, held_out = rollout_params(config), eval_params(config)
-    prompts = task.train if isinstance(task, JsonlTask) else task.train_prompts(0)
-    needs = {"rollout.max_tokens": (longest(prompts), train.max_tokens)}
+    needs = {"rollout.max_tokens": (longest(task.all_train_prompts()), train.max_tokens)}
     if config.eval.every > 0:
         key = "rollout.max_tokens" if config.eval.max_tokens is None else "eval.max_tokens"
         needs[f"{key} in evaluation"] = (longest(task.eval_prompts()), held_out.max_tokens)
@@ -308,10 +306,12 @@ def _optimiser_settings(config: Config) -> OptimiserSettings:
     )
 
 
-def _step_settings(config: Config) -> StepSettings:
+def step_settings(config: Config) -> StepSettings:
+    """Return how an update is computed."""
     train = config.train
+    norm_length = train.norm_length or config.rollout.max_tokens
     return StepSettings(
-        loss=LossSettings(train.clip_low, train.clip_high, train.aggregation, norm_length=config.rollout.max_tokens),
+        loss=LossSettings(train.clip_low, train.clip_high, train.aggregation, norm_length),
         micro_batch_rows=train.tokens_per_micro_batch,
         score_untrained=config.gap.scope == "all",
     )

@@ -14,10 +14,10 @@ from zerogap.trainer.checkpoint import (
 )
 from zerogap.trainer.losses import LossSettings
 from zerogap.trainer.optimiser import Optimiser, OptimiserSettings, UpdateStats
-from zerogap.trainer.packing import mini_batches
+from zerogap.trainer.packing import micro_batch, mini_batches, pack
 from zerogap.trainer.sample import SequenceSampler, TrainSequence, suppressed_below
 from zerogap.trainer.scoring import Scored, score
-from zerogap.trainer.step import StepResult, StepSettings, accumulate
+from zerogap.trainer.step import StepResult, StepSettings, accumulate, with_gradient, without_gradient
 
 __all__ = [
     "Checkpoint",
@@ -37,11 +37,15 @@ __all__ = [
     "group_advantages",
     "latest",
     "load_weights",
+    "micro_batch",
     "mini_batches",
     "numerics_differences",
     "open_checkpoint",
+    "pack",
     "restore_optimiser",
     "save_checkpoint",
     "score",
     "suppressed_below",
+    "with_gradient",
+    "without_gradient",
 ]

@@ -30,7 +30,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from zerogap.errors import UsageError
-from zerogap.files import fsync
+from zerogap.files import fsync, umask
 from zerogap.models.decoder import Decoder
 from zerogap.models.weights import load_decoder, save_decoder, weights_digest
 from zerogap.trainer.optimiser import Optimiser
@@ -230,7 +230,7 @@ def _read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
 def _write_folder(target: Path, write: Callable[[Path], None]) -> None:
     temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f"{_TEMPORARY}{target.name}-"))
     try:
-        os.chmod(temporary, 0o777 & ~_umask())
+        os.chmod(temporary, 0o777 & ~umask())
         write(temporary)
         files = sorted(path for path in temporary.rglob("*") if not path.is_dir())
         listed = {path.relative_to(temporary).as_posix(): _fingerprint(path) for path in files}
@@ -303,9 +303,3 @@ def _is_io_failure(error: BaseException) -> bool:
 
 def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,7 +17,9 @@ from zerogap.ops import ambient
 from zerogap.ops import portable as ops
 from zerogap.trainer.optimiser import Optimiser, OptimiserSettings
 
-_LENGTHS = (61, 1, 130)  # rows of the probe's sequences: no multiple of any tile or block
+_LENGTHS = (61, 1, 130, 1100)  # rows of the probe's sequences, where the context has room: no multiple of any tile
+_ROWS = 1700  # in all: libraries and attention change their ways with the number of rows and positions
+_EVERY = 9  # of so many rows one gets a log-prob: the LM head runs on chunks, however many rows there are
 
 
 def environment() -> dict[str, Any]:
@@ -30,10 +33,29 @@ def environment() -> dict[str, Any]:
     }
 
 
+def describe_numerics(config: ModelConfig) -> dict[str, Any]:
+    """Return the environment and the model's `fingerprint` in it, measured once per process and thread count."""
+    return environment() | {"fingerprint": _measured_once(config, torch.get_num_threads())}
+
+
+@lru_cache(maxsize=8)
+def _measured_once(config: ModelConfig, threads: int) -> str:
+    return fingerprint(config)
+
+
+def probe_lengths(config: ModelConfig) -> list[int]:
+    """Return the rows of each of the probe's sequences."""
+    lengths = [min(length, config.max_positions) for length in _LENGTHS]
+    while sum(lengths) < _ROWS:
+        lengths.append(min(_ROWS - sum(lengths), config.max_positions))
+    return lengths
+
+
 def fingerprint(config: ModelConfig) -> str:
     """Return a digest of the weights after one update of a single random layer of this model's shapes.
 
-    Two environments that give the same digest computed the same forward, backward and optimiser bits there. It is a
+    About 1,700 rows, one sequence of up to 1,100 positions among them, as far as the model's context allows. Two
+    environments that give the same digest computed the same forward, backward and optimiser bits there. It is a
     measurement on these shapes, no proof for all inputs.
     """
     decoder = Decoder(replace(config, num_layers=1))
@@ -41,12 +63,13 @@ def fingerprint(config: ModelConfig) -> str:
     with torch.no_grad():
         for weight in decoder.parameters():
             weight.normal_(0.0, 0.1, generator=generator)
-    sequences = [torch.randint(config.vocab_size, (n,), generator=generator).tolist() for n in _LENGTHS]
-    targets_R = torch.randint(config.vocab_size, (sum(_LENGTHS),), generator=generator)
+    sequences = [torch.randint(config.vocab_size, (n,), generator=generator).tolist() for n in probe_lengths(config)]
+    scored_R = torch.arange(0, sum(map(len, sequences)), _EVERY)
+    targets_R = torch.randint(config.vocab_size, scored_R.shape, generator=generator)
     optimiser = Optimiser(decoder.named_parameters(), OptimiserSettings(learning_rate=1e-3))
     with ambient.guard():
         hidden_RK = decoder.hidden(Rows.packed(sequences), PackedCache())
         settings = ops.SamplerRows.uniform_settings(len(targets_R))
-        ops.token_logprobs(hidden_RK, decoder.lm_head_weight, targets_R, settings).logprob_R.mean().backward()
+        ops.token_logprobs(hidden_RK[scored_R], decoder.lm_head_weight, targets_R, settings).logprob_R.mean().backward()
         optimiser.apply()
     return weights_digest(decoder.state_dict())

@@ -136,7 +136,7 @@ def _settings(
     replayed = None
     if kept is not None:
         assert tuple(map(len, kept)) == tuple(counts), "one kept set per trained token"
-        replayed = tuple(ids if ids is None else ids.to(torch.int64) for sets in kept for ids in sets)
+        replayed = tuple(stored for sets in kept for stored in sets)
     return ops.SamplerRows(
         rows("temperature", torch.float64),
         rows("top_k", torch.int64),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -59,11 +59,13 @@ class TrainSequence:
         prompt_length: how many of ``tokens`` are the prompt; at least 1.
         logprobs_engine: float32 [response], in nats, as recorded by the decode step that sampled each token; the
             values at masked-out places are never read.
-        loss_mask: bool [response]; False where the engine did not sample the token (a tool's answer in a
-            multi-turn rollout), which is then neither trained on nor compared.
+        loss_mask: bool [response]; the tokens that are trained on. False where the engine did not sample the token (a
+            tool's answer in a multi-turn rollout), which is never compared either, and in turns that are context only.
         advantage: finite; one number for all tokens of the sequence.
         weights_version: version of the weights that sampled the response.
         sampler: settings of its sampled tokens.
+        sampled_mask: bool [response]; True where the engine sampled the token, trained on or not; None is the loss
+            mask. See `untrained`.
 
     Raises:
         UsageError: lengths or types that do not fit, with the sequence's key.
@@ -77,6 +79,7 @@ class TrainSequence:
     advantage: float
     weights_version: int
     sampler: SequenceSampler = SequenceSampler()
+    sampled_mask: Tensor | None = None
 
     def __post_init__(self) -> None:
         response, logprobs, mask = self.response_length, self.logprobs_engine.numel(), self.loss_mask.numel()
@@ -92,6 +95,13 @@ class TrainSequence:
                 f"engine log-probs must be float32 and the loss mask bool, not {self.logprobs_engine.dtype} and "
                 f"{self.loss_mask.dtype}"
             )
+        sampled = self._sampled
+        if (
+            sampled.shape != self.loss_mask.shape
+            or sampled.dtype != torch.bool
+            or bool((self.loss_mask & ~sampled).any())
+        ):
+            self._refuse("the sampled mask must be bool, as long as the loss mask, and True wherever that is")
         if not math.isfinite(self.advantage):
             self._refuse(f"advantage is {self.advantage}; rewards must be made finite before advantages are taken")
         sampler = self.sampler
@@ -104,6 +114,17 @@ class TrainSequence:
     def _refuse(self, what: str) -> None:
         step, prompt, sample = self.key
         raise UsageError(f"sequence (step {step}, prompt {prompt}, sample {sample}): {what}")
+
+    @property
+    def _sampled(self) -> Tensor:
+        return self.loss_mask if self.sampled_mask is None else self.sampled_mask
+
+    def untrained(self) -> TrainSequence:
+        """Return the same sequence for scoring the sampled tokens that are not trained on, in place of those that are.
+
+        They need a forward of their own: more rows in the training forward would change the update's bits.
+        """
+        return replace(self, loss_mask=self._sampled & ~self.loss_mask)
 
     @property
     def response_length(self) -> int:

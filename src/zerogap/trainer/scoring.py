@@ -23,7 +23,7 @@ class Scored:
     Attributes:
         logprob_T: float32 (the decoder's dtype), in nats, under the sampler settings of the sequence.
         entropy_T: entropy in nats of the distribution that each token was drawn from.
-        kept: int32 ids of each token's kept set (None: the whole vocabulary), or None if not asked for.
+        kept: each token's kept set (``zerogap.ops.portable.kept``), or None if not asked for.
     """
 
     logprob_T: Tensor
@@ -68,10 +68,7 @@ def split_scores(batch: MicroBatch, result: ops.TokenLogprobs) -> list[Scored]:
     entropies = result.entropy_R.detach().split(batch.counts)
     scored, first = [], 0
     for logprob_T, entropy_T, count in zip(logprobs, entropies, batch.counts, strict=True):
-        kept: KeptRows | None = None
-        if result.kept is not None:
-            # Held for a whole rollout; half the bytes of the ids that the op hands out.
-            kept = tuple(ids if ids is None else ids.to(torch.int32) for ids in result.kept[first : first + count])
+        kept = None if result.kept is None else result.kept[first : first + count]
         scored.append(Scored(logprob_T.clone(), entropy_T.clone(), kept))
         first += count
     return scored

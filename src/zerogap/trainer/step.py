@@ -10,12 +10,13 @@ With one update per rollout, the engine's log-probs are the old log-probs and th
     optimiser.apply()
 
 With more, the rollout is scored first, which is the comparison; kept sets are replayed, since they belong to the
-weights that sampled:
+weights that sampled. The forward of the first update still has those weights, so it is compared too:
 
     scores = score(decoder, sequences, settings.micro_batch_rows, want_kept=True)
     ...compare...
     for part in mini_batches([s.key for s in sequences], updates, seed, step):
         accumulate(decoder, optimiser, [sequences[i] for i in part], settings, old=[scores[i] for i in part])
+        ...compare, the first time...
         optimiser.apply()
 """
 
@@ -46,7 +47,8 @@ class StepSettings:
         micro_batch_rows: most rows of one forward and backward; with ``Decoder.gradient_checkpointing`` it bounds the
             memory of activations.
         score_untrained: also run sequences whose advantage is 0 through a forward without gradient, so that their
-            tokens can be compared (``gap.scope = "all"``). The update's bits do not depend on it.
+            tokens can be compared (``gap.scope = "all"``), unless scores of them are given. The update's bits do not
+            depend on it.
     """
 
     loss: LossSettings = field(default_factory=LossSettings)
@@ -77,6 +79,16 @@ class StepResult:
     micro_batch_rows_max: int
 
 
+def with_gradient(sequences: Sequence[TrainSequence]) -> list[int]:
+    """Return the indices of the sequences that `accumulate` runs with gradient, in the order it packs them."""
+    return [i for i, sequence in enumerate(sequences) if sequence.advantage != 0 and sequence.trained_count > 0]
+
+
+def without_gradient(sequences: Sequence[TrainSequence]) -> list[int]:
+    """Return the indices of the other sequences, which ``score_untrained`` runs, in the order it packs them."""
+    return sorted(set(range(len(sequences))) - set(with_gradient(sequences)))
+
+
 def accumulate(
     decoder: Decoder,
     optimiser: Optimiser,
@@ -104,8 +116,10 @@ def accumulate(
     check_sequences(decoder, sequences)
     optimiser.clear_gradients()
     weights = sequence_weights([sequence.trained_count for sequence in sequences], settings.loss)
-    trains = [sequence.advantage != 0 and sequence.trained_count > 0 for sequence in sequences]
-    rows = [sequence.input_rows if train else 0 for sequence, train in zip(sequences, trains, strict=True)]
+    trained = with_gradient(sequences)
+    rows = [0] * len(sequences)
+    for index in trained:
+        rows[index] = sequences[index].input_rows
     kept = None if old is None else [_kept(scored) for scored in old]
     scores: list[Scored | None] = [None] * len(sequences)
     tokens: list[_Tokens] = []
@@ -125,8 +139,8 @@ def accumulate(
         tokens.append(_Tokens(result.logprob_R.detach(), old_S, advantage_S, result.entropy_R.detach()))
         for member, scored in zip(members, split_scores(batch, result), strict=True):
             scores[member] = scored
-    if settings.score_untrained:
-        rest = [index for index, train in enumerate(trains) if not train]
+    if settings.score_untrained and old is None:  # `old` are scores of all sequences already
+        rest = without_gradient(sequences)
         scored_rest = score(decoder, [sequences[i] for i in rest], settings.micro_batch_rows)
         for index, scored in zip(rest, scored_rest, strict=True):
             scores[index] = scored
@@ -134,8 +148,8 @@ def accumulate(
         loss=math.fsum(losses) if math.isfinite(sum(losses)) else math.nan,
         scores=scores,
         metrics=_metrics(tokens, settings.loss),
-        trained_sequences=sum(trains),
-        trained_tokens=sum(s.trained_count for s, train in zip(sequences, trains, strict=True) if train),
+        trained_sequences=len(trained),
+        trained_tokens=sum(sequences[index].trained_count for index in trained),
         micro_batches=len(plan),
         micro_batch_rows_max=max((sum(rows[m] for m in members) for members in plan), default=0),
     )

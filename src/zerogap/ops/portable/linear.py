@@ -48,7 +48,7 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x_RK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, segments: int) -> Tensor:
         ctx.save_for_backward(x_RK, weight_NK)
         ctx.has_bias = bias_N is not None
-        y_RN = _tiled_product(x_RK, weight_NK, segments)
+        y_RN = tiled_product(x_RK, pad_outputs(weight_NK), segments)[:, : len(weight_NK)]
         return y_RN if bias_N is None else y_RN.add_(bias_N)
 
     @staticmethod
@@ -60,14 +60,25 @@ class _Linear(torch.autograd.Function):
         return grad_x, grad_weight, grad_bias, None
 
 
-def _tiled_product(x_RK: Tensor, weight_NK: Tensor, segments: int) -> Tensor:
+def pad_outputs(weight_NK: Tensor) -> Tensor:
+    """Return the weight with zero rows up to a multiple of ``OUTPUT_MULTIPLE``; itself if it has one already."""
+    missing = -len(weight_NK) % OUTPUT_MULTIPLE
+    return pad(weight_NK, (0, 0, 0, missing)) if missing else weight_NK
+
+
+def tiled_product(x_RK: Tensor, weight_NK: Tensor, segments: int) -> Tensor:
+    """Return ``x_RK @ weight_NK.T`` without autograd.
+
+    Args:
+        x_RK: input rows [R, K].
+        weight_NK: weight as `pad_outputs` returns it, [N, K].
+        segments: as in `linear`.
+    """
+    assert len(weight_NK) % OUTPUT_MULTIPLE == 0, "on other widths the row law is not proved"
     rows, in_features = x_RK.shape
-    outputs = weight_NK.shape[0]
     tiles = -(-rows // TILE)
     if tiles * TILE != rows:
         x_RK = pad(x_RK, (0, 0, 0, tiles * TILE - rows))
-    if outputs % OUTPUT_MULTIPLE:
-        weight_NK = pad(weight_NK, (0, 0, 0, -outputs % OUTPUT_MULTIPLE))
     x_TMK = x_RK.contiguous().view(tiles, TILE, in_features)
     width = in_features // segments
     partials = [
@@ -76,4 +87,4 @@ def _tiled_product(x_RK: Tensor, weight_NK: Tensor, segments: int) -> Tensor:
     ]
     while len(partials) > 1:  # neighbours first, so that a rank with adjacent segments holds a whole subtree
         partials = [left.add_(right) for left, right in zip(partials[::2], partials[1::2], strict=True)]
-    return partials[0].view(tiles * TILE, -1)[:rows, :outputs]
+    return partials[0].view(tiles * TILE, -1)[:rows]

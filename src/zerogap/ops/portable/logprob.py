@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zerogap.ops.portable.linear import _tiled_product
+from zerogap.ops.portable.linear import pad_outputs, tiled_product
 from zerogap.ops.portable.sampling import LogDistribution, SamplerRows, log_distribution
 
 _ROWS_AT_ONCE = 64
@@ -51,8 +51,9 @@ class _TokenLogprobs(torch.autograd.Function):
         kept: list[Tensor | None] | None,
     ) -> tuple[Tensor, Tensor]:
         logprob_R, entropy_R = (hidden_RK.new_empty(len(hidden_RK)) for _ in range(2))
+        padded_NK, vocabulary = pad_outputs(lm_head_VK), len(lm_head_VK)  # a copy of the table, if any: made once
         for rows in _chunks(len(hidden_RK)):
-            distribution = _distribution(hidden_RK, lm_head_VK, settings, rows)
+            distribution = _distribution(hidden_RK[rows], padded_NK, vocabulary, settings[rows])
             logprob_R[rows] = distribution.logprobs_of(target_R[rows])
             entropy_R[rows] = distribution.entropy_R
             if kept is not None:
@@ -69,8 +70,9 @@ class _TokenLogprobs(torch.autograd.Function):
         slope_R = grad_R / torch.where(temperature_R == 0, 1.0, temperature_R).to(grad_R.dtype)
         grad_hidden = torch.empty_like(hidden_RK)
         grad_head = torch.zeros_like(lm_head_VK)
+        padded_NK, vocabulary = pad_outputs(lm_head_VK), len(lm_head_VK)
         for rows in _chunks(len(hidden_RK)):
-            distribution = _distribution(hidden_RK, lm_head_VK, ctx.settings, rows)
+            distribution = _distribution(hidden_RK[rows], padded_NK, vocabulary, ctx.settings[rows])
             slope = slope_R[rows].unsqueeze(1)
             grad_logits = distribution.weights_RV.mul_(-slope / distribution.total_R.unsqueeze(1))
             grad_logits.scatter_add_(1, target_R[rows].unsqueeze(1), slope)
@@ -83,5 +85,5 @@ def _chunks(rows: int) -> list[slice]:
     return [slice(start, min(start + _ROWS_AT_ONCE, rows)) for start in range(0, rows, _ROWS_AT_ONCE)]
 
 
-def _distribution(hidden_RK: Tensor, lm_head_VK: Tensor, settings: SamplerRows, rows: slice) -> LogDistribution:
-    return log_distribution(_tiled_product(hidden_RK[rows], lm_head_VK, segments=1), settings[rows])
+def _distribution(hidden_RK: Tensor, padded_NK: Tensor, vocabulary: int, settings: SamplerRows) -> LogDistribution:
+    return log_distribution(tiled_product(hidden_RK, padded_NK, segments=1)[:, :vocabulary], settings)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from zerogap.ops.portable.elementwise import blocked_sum, exp, log
+from zerogap.ops.portable.kept import kept_mask, stored_kept_set
 from zerogap.ops.portable.philox import philox_words
 
 _FIRST_CANDIDATES = 256  # tokens sorted at first in search of the nucleus
@@ -31,7 +32,7 @@ class SamplerRows:
         top_p_R: float64; 1 is off.
         min_p_R: float64; 0 is off. Relative to the most likely token.
         suppressed: pairs of a row and token ids that it may not sample.
-        kept: replayed kept sets, one per row as ascending ids, None for the whole vocabulary; they replace top-k, top-p
+        kept: replayed kept sets, one per row as `LogDistribution.kept_sets` returned them; they replace top-k, top-p
             and min-p.
     """
 
@@ -112,10 +113,10 @@ class LogDistribution:
         return log(self.total_R) - blocked_sum(terms) / self.total_R
 
     def kept_sets(self) -> tuple[Tensor | None, ...]:
-        """Return each row's kept set as ascending ids; None for the whole vocabulary."""
+        """Return each row's kept set to be held and replayed (``zerogap.ops.portable.kept``)."""
         if self.kept_RV is None:
             return (None,) * len(self.total_R)
-        return tuple(None if bool(row.all()) else row.nonzero().squeeze(1) for row in self.kept_RV)
+        return tuple(stored_kept_set(row) for row in self.kept_RV)
 
 
 def log_distribution(logits_RV: Tensor, settings: SamplerRows) -> LogDistribution:
@@ -174,13 +175,12 @@ def uniform(seed: int, keys: Sequence[tuple[int, int, int, int]]) -> Tensor:
 
 
 def _replayed(kept: tuple[Tensor | None, ...], scaled_RV: Tensor) -> Tensor | None:
-    if all(ids is None for ids in kept):
+    if all(stored is None for stored in kept):
         return None
     kept_RV = torch.ones_like(scaled_RV, dtype=torch.bool)
-    for row, ids in enumerate(kept):
-        if ids is not None:
-            kept_RV[row] = False
-            kept_RV[row, ids] = True
+    for row, stored in enumerate(kept):
+        if stored is not None:
+            kept_RV[row] = kept_mask(stored, kept_RV.shape[1])
     return kept_RV
 
 

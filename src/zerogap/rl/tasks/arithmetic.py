@@ -7,6 +7,7 @@ first byte of the BLAKE2b hash of ``a+b`` is below 26 (about 10 %).
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -72,6 +73,13 @@ class ArithmeticTask:
     def train_prompts(self, step: int) -> list[Prompt]:
         """Return the questions of ``step``; two of them may be equal, as in any sample."""
         return [question(*train_pair(self.seed, step, index)) for index in range(self.prompts_per_step)]
+
+    def all_train_prompts(self) -> Sequence[Prompt]:
+        """Return questions with every operand once in each place: a tokenizer's longest is among them.
+
+        Their own tokens are what a plus sign separates, so the thousands of pairs need not all be encoded.
+        """
+        return [question(a, SMALLEST + LARGEST - a) for a in range(SMALLEST, LARGEST + 1)]
 
     def eval_prompts(self) -> list[Prompt]:
         """Return the first ``eval_count`` held-out questions."""

@@ -52,6 +52,10 @@ class Task(Protocol):
         """Return the prompts of training step ``step`` (from 0): the same list at every call, in every process."""
         ...
 
+    def all_train_prompts(self) -> Sequence[Prompt]:
+        """Return prompts as long, in tokens, as any that `train_prompts` returns at any step; checked beforehand."""
+        ...
+
     def eval_prompts(self) -> list[Prompt]:
         """Return the held-out prompts; the same list at every call, independent of the seed."""
         ...

@@ -92,6 +92,10 @@ class JsonlTask:
         first = step * self.prompts_per_step
         return [self._at(position) for position in range(first, first + self.prompts_per_step)]
 
+    def all_train_prompts(self) -> Sequence[Prompt]:
+        """Return the file's prompts, in its order."""
+        return self.train
+
     def eval_prompts(self) -> list[Prompt]:
         """Return the held-out prompts in file order."""
         return list(self.held_out)
