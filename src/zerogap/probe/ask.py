@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -93,10 +94,8 @@ class Answer:
 
 
 def same_bits(one: Answer, other: Answer) -> bool:
-    """Whether two answers hold the same tokens and the same log-prob words (a NaN is equal to nothing)."""
-    if any(value is not None and value != value for value in (*one.logprobs, *other.logprobs)):
-        return False
-    return one.tokens == other.tokens and one.words == other.words
+    """Whether two answers hold the same tokens and log-prob words; NaN and infinities are equal to nothing."""
+    return first_difference(one, other) is None
 
 
 def first_difference(one: Answer, other: Answer) -> int | None:
@@ -107,6 +106,6 @@ def first_difference(one: Answer, other: Answer) -> int | None:
         if one.words[position : position + 1] != other.words[position : position + 1]:
             return position
         value = one.logprobs[position] if position < len(one.logprobs) else None
-        if value is not None and value != value:
+        if value is not None and not math.isfinite(value):
             return position
     return None
