@@ -140,8 +140,11 @@ async def _by_draws(p: Probe) -> dict[str, Any]:
 
 async def _draw(p: Probe, ask: Ask) -> list[tuple[list[float], float]]:
     rows: list[tuple[list[float], float]] = []
+    count, size = 16 if p.full else 8, ask.max_tokens
+    if not p.dialect.several:  # one answer a request: fewer and longer ones
+        count, size = count // 4, 3 * size
     for text in (prompts.OPEN, *prompts.OTHERS)[: 5 if p.full else 2]:
-        for answer in await p.asks(ask.but(prompt=await p.prompt(text)), 16 if p.full else 8):
+        for answer in await p.asks(ask.but(prompt=await p.prompt(text), max_tokens=size), count):
             rows += _rows(answer)
     return rows
 

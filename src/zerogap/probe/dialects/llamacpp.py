@@ -9,6 +9,8 @@ from zerogap.probe.dialects.base import Dialect, as_count, as_dict, as_ids, as_l
 from zerogap.probe.dialects.openai import OpenAI
 from zerogap.probe.limits import UnsupportedError
 
+_WHOLE = 65536  # penalties look back over the whole context; some builds refuse -1
+
 
 class LlamaCpp(Dialect):
     """Token ids both ways; no scoring of a given text."""
@@ -26,7 +28,7 @@ class LlamaCpp(Dialect):
         names = {"repetition_penalty": "repeat_penalty"}
         found |= {names.get(name, name): value for name, value in ask.sampling().items()}
         if ask.repetition_penalty is not None:
-            found["repeat_last_n"] = -1
+            found["repeat_last_n"] = _WHOLE
         if ask.seed is not None:
             found["seed"] = ask.seed
         if ask.stop:
