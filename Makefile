@@ -5,7 +5,7 @@ BIN     = $(VENV)/bin
 STAMP   = $(VENV)/.installed
 SMOLLM2 = .models/smollm2-135m-instruct
 
-.PHONY: demo test test-all lint types smollm2 test-smollm2 test-integrations clean
+.PHONY: demo test test-all lint types smollm2 test-smollm2 test-integrations test-peers clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -21,7 +21,7 @@ test: $(STAMP)  ## the short form of every test
 	$(BIN)/python -m pytest
 
 test-all: $(STAMP) smollm2  ## the full matrices and the real model
-	$(BIN)/python -m pytest -m ''
+	$(BIN)/python -m pytest -m 'not peer'
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -41,6 +41,9 @@ test-smollm2: $(STAMP) smollm2  ## the tests on the real model
 test-integrations: $(STAMP)  ## the tests with real TRL and Ray, which come on top of the environment
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,dev,integrations]'
 	$(BIN)/python -m pytest -m 'not peer and not model' tests/integrations tests/watchdog/test_ray.py
+
+test-peers: $(STAMP) smollm2  ## zerogap probe against real vLLM on the CPU, in an environment of its own
+	$(BIN)/python -m pytest -m peer tests/peers
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

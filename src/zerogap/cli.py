@@ -237,6 +237,53 @@ def certify(
     raise typer.Exit(certify_command(model, ops, full, json, output))
 
 
+@app.command()
+def probe(
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="Address of a running engine, such as http://127.0.0.1:8000.")
+    ],
+    trainer_model: Annotated[
+        Path | None,
+        typer.Option("--trainer-model", help="Folder of the model it serves: measure the gap to a trainer."),
+    ] = None,
+    full: Annotated[
+        bool, typer.Option("--full/--quick", help="Under 10 minutes and 1500 requests, or under 1 minute and 200.")
+    ] = False,
+    budget_requests: Annotated[int | None, typer.Option(help="Most requests to send.")] = None,
+    budget_seconds: Annotated[float | None, typer.Option(help="Most seconds to take.")] = None,
+    only: Annotated[list[str] | None, typer.Option(metavar="CHECK", help="Ask only this check; repeatable.")] = None,
+    junit: Annotated[Path | None, typer.Option(help="Also write JUnit XML here.")] = None,
+    against: Annotated[Path | None, typer.Option(help="Compare with an older probe's --json output.")] = None,
+    save_table: Annotated[
+        Path | None, typer.Option(help="With --trainer-model: write the gap table (Parquet).")
+    ] = None,
+    store: Annotated[Path | None, typer.Option(help="Keep the result in this run folder as probe.json.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Ask a running engine whether it is deterministic and what its log-probs mean.
+
+    Only this address is contacted, no redirect is followed, no prompt or output is stored. A key, if one is needed, is
+    read from ZEROGAP_PROBE_KEY. Exit codes: 0 everything holds; 1 something does not; 2 bad input; 3 unknown.
+    """
+    from zerogap.probe.command import probe_command
+
+    raise typer.Exit(
+        probe_command(
+            url,
+            trainer_model=trainer_model,
+            full=full,
+            budget_requests=budget_requests,
+            budget_seconds=budget_seconds,
+            only=only or (),
+            junit=junit,
+            against=against,
+            store=store,
+            save_table=save_table,
+            as_json=json,
+        )
+    )
+
+
 _Watched = {"context_settings": {"allow_interspersed_args": False}}
 OnFailure = Annotated[
     str, typer.Option("--on-failure", metavar="stop|warn|exec", help="What to do about a verdict.", show_default=True)

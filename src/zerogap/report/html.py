@@ -25,6 +25,7 @@ from zerogap.gap.readers.loaded import Rollout
 from zerogap.gap.series import Series
 from zerogap.report import plots
 from zerogap.report.check import machine_facts, read_check
+from zerogap.report.probe import read_probe
 from zerogap.report.text import clean
 from zerogap.report.tokens import shade, token_texts
 
@@ -57,6 +58,7 @@ def build(verdict: Verdict, loaded: Loaded) -> str:
         numbers=_numbers(verdict.numbers),
         profiles=[p for p in verdict.profiles.values() if len(p.rows) > 1],
         check=read_check(loaded.folder),
+        probe=read_probe(loaded.folder),
         rollouts=_rollouts(loaded),
         configuration=_configuration(loaded),
         notes=[clean(note) for note in dict.fromkeys(verdict.notes)],
