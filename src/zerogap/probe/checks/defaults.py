@@ -45,6 +45,9 @@ async def defaults(p: Probe) -> Outcome:
     if inherited:
         said = " ".join(f"{name}={_show(value)}" for name, value in inherited.items())
         text = f"INHERITED_SAMPLING {said}: a request that leaves these out does not get neutral sampling"
+        open_ = [name for name in inherited if name in _DRAWN and name not in numbers.get("confirmed", ())]
+        if numbers.get("evidence") == "draws" and open_:
+            text += f" (estimated from {numbers['draws']} draws: {', '.join(open_)})"
         return Outcome("fail", text, "INHERITED_SAMPLING", numbers)
     text = f"a request without sampling values is neutral (log-probs, greedy tokens, {numbers['draws']} draws)"
     return Outcome("pass", text, numbers=numbers)
@@ -153,16 +156,20 @@ async def _confirm(p: Probe, left_out: Ask, name: str, guess: float, numbers: di
     """Return the round value near the guess that gives the same tokens for the same seed, else the guess."""
     if not p.memo.get("seeds", True):
         return guess
-    near = sorted(_ROUND[name], key=lambda value: abs(value - guess))[:5]
+    near = sorted(_ROUND[name], key=lambda value: abs(value - guess))[: 5 if p.dialect.several else 3]
     ask = left_out.but(seed=21, max_tokens=32, alternatives=0)
-    target = [answer.tokens for answer in await p.asks(ask, 2)]
+    count = 2 if p.dialect.several else 1
+    target = [answer.tokens for answer in await p.asks(ask, count)]
     alike = []
     for value in near:
-        if [answer.tokens for answer in await p.asks(ask.but(**{name: value}), 2)] == target:
+        if [answer.tokens for answer in await p.asks(ask.but(**{name: value}), count)] == target:
             alike.append(value)
     if not alike:
         return guess
-    numbers["confirmed"] = [*numbers.get("confirmed", []), name]
+    if len(alike) == 1:
+        numbers["confirmed"] = [*numbers.get("confirmed", []), name]
+    else:
+        numbers[f"{name}_alike"] = alike
     return min(alike, key=lambda value: abs(value - guess))
 
 

@@ -112,7 +112,6 @@ async def order(p: Probe) -> Outcome:
     # A small distance between two requests, so that they arrive as they were sent.
     first = await p.together(asks, stagger_s=0.003)
     rounds = [(await p.together(asks[::-1], stagger_s=0.003))[::-1] for _ in range(2)]
-    rounds.append(await p.together(asks, stagger_s=0.003))
     every = [figures(one, [answers[n] for answers in rounds]) for n, one in enumerate(first)]
     worst = max(every, key=lambda numbers: numbers["of"] - numbers["equal"])
     differing = sum(numbers["equal"] < numbers["of"] for numbers in every)
