@@ -235,3 +235,11 @@ def test_the_reference_page_is_up_to_date() -> None:
 
     page = Path(__file__).parents[2] / "docs" / "gap-reference.md"
     assert page.read_text(encoding="utf-8") == reference_page(), "run scripts/make_gap_page.py"
+
+
+def test_the_function_is_not_hidden_by_a_module() -> None:
+    """``zerogap.gap.compare`` stays the function after the command's modules were imported."""
+    import zerogap.gap
+    import zerogap.gap.command
+
+    assert callable(zerogap.gap.compare)

@@ -11,13 +11,13 @@ from typing import Any
 from zerogap.console import message, out, print_json
 from zerogap.errors import ExitCode, UsageError, nearest
 from zerogap.gap import baselines as ranges
-from zerogap.gap.compare import Comparison, compare_runs, compare_series
 from zerogap.gap.diagnoses.base import causes
 from zerogap.gap.facts import Facts, is_on, pairs, read_facts
 from zerogap.gap.follow import follow
 from zerogap.gap.judge import Options, Verdict, judge
 from zerogap.gap.names import metrics
 from zerogap.gap.readers import Loaded, load
+from zerogap.gap.side_by_side import Comparison, compare_runs, compare_series
 from zerogap.gap.table import schema
 
 SCHEMA, VERSION = "zerogap.gap", 1

@@ -10,10 +10,10 @@ from rich.text import Text
 
 from zerogap.console import printable
 from zerogap.gap.baselines import Baseline
-from zerogap.gap.compare import Comparison
 from zerogap.gap.judge import Verdict
 from zerogap.gap.names import metrics
 from zerogap.gap.numbers import Numbers
+from zerogap.gap.side_by_side import Comparison
 
 _STYLES = {"zero": "green", "healthy": "green", "out-of-range": "red", "fault": "red", "unknown": "yellow",
            "warn": "yellow", "note": "cyan", "info": "cyan"}  # fmt: skip
