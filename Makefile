@@ -17,8 +17,8 @@ demo: $(STAMP)  ## set up, train the small model with the gap at exactly 0, writ
 	$(BIN)/zerogap train configs/quickstart.toml run.dir=$$run && \
 	$(BIN)/zerogap report $$run -o $$run/report.html
 
-test: $(STAMP)  ## the short form of every test
-	$(BIN)/python -m pytest
+test: $(STAMP)  ## the short form of every test; two at a time, since many of them wait
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 test-all: $(STAMP) smollm2  ## the full matrices and the real model
 	$(BIN)/python -m pytest -m 'not peer'
