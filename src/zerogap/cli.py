@@ -311,6 +311,10 @@ ProbeTimeout = Annotated[
 Folder = Annotated[
     Path | None, typer.Option("--dir", metavar="FOLDER", help="Run folder; a new one in the current folder by default.")
 ]
+GapRange = Annotated[
+    str | None,
+    typer.Option("--gap", metavar="RANGE", help="Healthy range of the gap (zerogap gap --baselines), or zero."),
+]
 RayAddress = Annotated[
     str | None, typer.Option("--ray-address", metavar="URL", help="Ray's job server, http://127.0.0.1:8265 by default.")
 ]
@@ -329,6 +333,7 @@ def run_verb(
     grace: Grace = 10.0,
     probe_timeout: ProbeTimeout = 10.0,
     folder: Folder = None,
+    gap: GapRange = None,
 ) -> None:
     """Run any training command under the watchdog: a run that can only wait for ever is stopped, with the reason.
 
@@ -337,7 +342,7 @@ def run_verb(
     from zerogap.watchdog.command import Options, run_command
 
     options = Options(
-        on_failure, exec_, engine or (), rules or (), heartbeat, notify or (), patience, grace, probe_timeout
+        on_failure, exec_, engine or (), rules or (), heartbeat, notify or (), patience, grace, probe_timeout, gap=gap
     )
     raise typer.Exit(run_command(command or [], options, folder))
 
@@ -361,6 +366,7 @@ def watch(
     patience: Patience = 1.0,
     grace: Grace = 10.0,
     probe_timeout: ProbeTimeout = 10.0,
+    gap: GapRange = None,
     json: JsonOption = False,
 ) -> None:
     """Attach the watchdog to a run that is already going, or judge the logs of one that is over (--once).
@@ -382,6 +388,7 @@ def watch(
         ray_job,
         ray_address,
         log or (),
+        gap,
     )
     raise typer.Exit(watch_command(options, pid=pid, folder=folder, once=once, as_json=json))
 

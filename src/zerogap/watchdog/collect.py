@@ -15,6 +15,7 @@ from zerogap.errors import UsageError, ZerogapError
 from zerogap.watchdog.budgets import Budgets
 from zerogap.watchdog.events import Activity, Exit, Probe
 from zerogap.watchdog.follow import Follower
+from zerogap.watchdog.gap_rule import GapRule
 from zerogap.watchdog.intake import Intake
 from zerogap.watchdog.lines import parse_line
 from zerogap.watchdog.lint import lint, restarts_engines, works_elsewhere
@@ -74,6 +75,7 @@ class Collector:
         self.seen = Seen(
             self.book, now, budgets, processes=self.processes, fault_tolerant=restarts_engines(run.get("argv", []))
         )
+        self.seen.gap = GapRule(self.options["gap"]) if self.options.get("gap") else None
         adopt = pump[0] if pump else None
         self.tracker = Tracker(roots, self.book, adopt, ignore=[os.getpid()], marks=marks)
         self.oom = OomCounter(roots[0][0]) if roots else None

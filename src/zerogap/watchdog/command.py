@@ -37,6 +37,7 @@ class Options:
     ray_job: str | None = None
     ray_address: str | None = None
     logs: Sequence[str] = field(default_factory=tuple)
+    gap: str | None = None
 
     def table(self) -> dict[str, Any]:
         """Return the checked options as plain values.
@@ -44,6 +45,7 @@ class Options:
         Raises:
             UsageError: naming the option that cannot be.
         """
+        from zerogap.watchdog.gap_rule import require_range
         from zerogap.watchdog.notify import require_apprise
         from zerogap.watchdog.rules import load_rules
 
@@ -65,6 +67,8 @@ class Options:
             raise UsageError(f"--exec: there is no command {argv[0] if argv else ''!r} on the PATH")
         load_rules(self.rules)
         require_apprise(self.notify)
+        if self.gap is not None:
+            require_range(self.gap)
         return {
             "on_failure": self.on_failure,
             "exec": argv,
@@ -78,6 +82,7 @@ class Options:
             "ray_job": self.ray_job,
             "ray_address": self.ray_address or os.environ.get("RAY_API_SERVER_ADDRESS") or "http://127.0.0.1:8265",
             "logs": [_named_log(text) for text in self.logs],
+            "gap": self.gap,
         }
 
 

@@ -246,6 +246,10 @@ def _bad_metric(seen: Seen, now: float) -> Verdict | None:
         hits = seen.bad_steps
         cause = judged(seen, "non-finite-loss", "", tuple(hit_evidence(hit) for hit in hits[:3]))
         return make_verdict(seen, now, "bad-metric", cause, hits[0].at, f"{len(hits)} steps in a row are not finite")
+    if seen.gap_out is not None:
+        hit, said = seen.gap_out
+        cause = judged(seen, "gap-out-of-range", said, (hit_evidence(hit),))
+        return make_verdict(seen, now, "bad-metric", cause, hit.at, said)
     return None
 
 

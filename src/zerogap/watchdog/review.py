@@ -16,6 +16,7 @@ from zerogap.watchdog.budgets import Budgets
 from zerogap.watchdog.conclude import conclude
 from zerogap.watchdog.events import Verdict
 from zerogap.watchdog.follow import READ
+from zerogap.watchdog.gap_rule import GapRule
 from zerogap.watchdog.incident import block, clock
 from zerogap.watchdog.lint import lint
 from zerogap.watchdog.redact import redact, redact_tree
@@ -92,12 +93,15 @@ def read_log(scanner: Scanner, name: str, path: Path, end: int | None = None) ->
     ]
 
 
-def replay(book: RuleBook, scanner: Scanner, logs: Sequence[tuple[str, Path]], patience: float) -> tuple[Seen, float]:
+def replay(
+    book: RuleBook, scanner: Scanner, logs: Sequence[tuple[str, Path]], patience: float, gap: str | None = None
+) -> tuple[Seen, float]:
     """Read finished logs together in the order of their times; return what they show and the time of the last line."""
     hits = sorted((hit for name, path in logs for hit in read_log(scanner, name, path)), key=lambda hit: hit.at)
     modified = max((path.stat().st_mtime for _, path in logs), default=time.time())
     began = hits[0].at if hits else modified
     seen = Seen(book, began, Budgets().scaled(patience), processes=False)
+    seen.gap = GapRule(gap) if gap else None
     for hit in hits:
         seen.hit(hit)
         if hit.rule.kind in CHATTER:
@@ -107,12 +111,12 @@ def replay(book: RuleBook, scanner: Scanner, logs: Sequence[tuple[str, Path]], p
 
 
 def review_logs(
-    logs: Sequence[tuple[str, Path]], rules: Sequence[Path] = (), patience: float = 1.0
+    logs: Sequence[tuple[str, Path]], rules: Sequence[Path] = (), patience: float = 1.0, gap: str | None = None
 ) -> tuple[Verdict | None, Seen, Scanner]:
     """Judge logs that are over."""
     book = load_rules(rules)
     scanner = Scanner(book)
-    seen, last = replay(book, scanner, logs, patience)
+    seen, last = replay(book, scanner, logs, patience, gap)
     last += number(seen.info.get("silence"))
     verdict = conclude(seen, last)
     if verdict is None and (seen.open_timers or seen.edges or seen.open_pairs):
@@ -132,7 +136,7 @@ def review(options: Options, as_json: bool) -> int:
     for _, path in logs:
         if not path.is_file():
             raise UsageError(f"--log {path}: {'not a file' if path.exists() else 'no such file'}; give a log file")
-    verdict, seen, scanner = review_logs(logs, options.rules, options.patience)
+    verdict, seen, scanner = review_logs(logs, options.rules, options.patience, options.gap)
     told = {hit.rule.id: hit for hit in (*seen.notices.values(), *seen.symptoms) if hit.rule.hint}
     notices = [f"{name}: {hit.summary()} {hit.rule.hint}" for name, hit in told.items()]
     if verdict is not None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from zerogap.watchdog.budgets import Budgets
 from zerogap.watchdog.events import Activity, Evidence, Exit, Probe
+from zerogap.watchdog.gap_rule import GapRule
 from zerogap.watchdog.metrics import backend_down, non_finite, parse_metrics
 from zerogap.watchdog.phases import Phases
 from zerogap.watchdog.rules import WORK, RuleBook
@@ -76,6 +77,8 @@ class Seen:
         self.sides: dict[str, Hit] = {}
         self.bad_steps: list[Hit] = []
         self.backend: tuple[Hit, str, str] | None = None
+        self.gap: GapRule | None = None
+        self.gap_out: tuple[Hit, str] | None = None  # the step whose gap is out of range, and in which words
         self._metrics: dict[tuple[str, str], dict[str, float]] = {}
         self.heartbeat_at: float | None = None
         self.oom_kills = 0
@@ -233,6 +236,8 @@ class Seen:
         if hit.rule.clock == "step":
             # One bad step can be skipped by the optimizer; a second in a row is a state.
             self.bad_steps = [*self.bad_steps, hit] if non_finite(numbers) else []
+            said = self.gap.feed(hit.line.text) if self.gap is not None else None
+            self.gap_out = None if said is None else (hit, said)
         key = (hit.rule.id, hit.line.speaker)
         down = backend_down(self._metrics.get(key, {}), numbers)
         if down is not None:
