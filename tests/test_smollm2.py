@@ -73,6 +73,8 @@ def test_two_grpo_steps(tmp_path: Path, sampler: tuple[str, ...]) -> None:
     assert values["tokens_different"] == 0
     assert values["tokens_compared"] > 1000
     assert values["gap_max"] == 0.0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert max(line["train/tokens"] for line in lines) > 0, "something must have been trained on"
     assert usage.ru_maxrss * 1024 < 6e9, "peak resident memory"
     model = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "run" / "checkpoints" / "step-000002" / "model", dtype=torch.float32

@@ -13,7 +13,7 @@ from zerogap.rl.tasks import ArithmeticTask, JsonlTask, Prompt, make_task
 from zerogap.rl.tasks.arithmetic import held_out_pairs, is_held_out, train_pair
 from zerogap.rl.tasks.base import encode_prompt
 from zerogap.rl.tasks.jsonl import epoch_order, read_prompts
-from zerogap.rl.tasks.scoring import exact_match, last_number, stripped_match
+from zerogap.rl.tasks.scoring import exact_match, last_number, near_number, stripped_match
 
 
 def config(**sections: dict[str, object]):
@@ -68,6 +68,9 @@ def test_scoring() -> None:
     assert stripped_match("", " 46\n", 46) == 1.0
     assert last_number("", "so 3 + 1,233 is 1,236.", "1236") == 1.0
     assert last_number("", "no idea", "1236") == 0.0
+    assert near_number("", "it is 46, not 47", 46) == 1.0
+    assert near_number("", "49 or so", "46") == 0.25
+    assert near_number("", "no idea", "46") == 0.0
 
 
 def write(path: Path, *records: object) -> Path:

@@ -18,7 +18,20 @@ def stripped_match(prompt: Any, completion: str, answer: Any, **fields: Any) -> 
     return float(completion.strip() == str(answer).strip())
 
 
+def near_number(prompt: Any, completion: str, answer: Any, **fields: Any) -> float:
+    """Return 1 / (1 + d) with d between the completion's first number and the answer; 0.0 without a number.
+
+    Partial credit for a model that is seldom right, so that the samples of a prompt differ.
+    """
+    found = _NUMBER.findall(completion)
+    return 1.0 / (1.0 + abs(_value(found[0]) - _value(answer))) if found else 0.0
+
+
 def last_number(prompt: Any, completion: str, answer: Any, **fields: Any) -> float:
     """Return 1.0 if the last number in the completion equals the answer (as numbers, without commas), else 0.0."""
     found = _NUMBER.findall(completion)
-    return float(bool(found) and float(found[-1].replace(",", "")) == float(str(answer).replace(",", "")))
+    return float(bool(found) and _value(found[-1]) == _value(answer))
+
+
+def _value(text: Any) -> float:
+    return float(str(text).replace(",", ""))
