@@ -1,6 +1,8 @@
 """Every public report of area `watch` with the answer wanted, through the same code that `zerogap watch` runs."""
 
+import os
 import tomllib
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -122,3 +124,16 @@ def test_lines_alone_never_stop_a_run_that_works(case):
             feed(seen, scanner, source, [line for line in lines if "phase=" not in line], at)
         feed(seen, scanner, "run", ["Decode batch. #running-req: 12, #token: 4096"], at + 1)
         assert judge.check(seen, at + 20) is None
+
+
+@pytest.mark.parametrize("hour", range(0, 24, 1))
+def test_the_hour_of_the_review_does_not_matter(hour, tmp_path):
+    """Stamps without a date go forward, whenever the file was written and is looked at."""
+    (case,) = [case for case in CASES if case["id"] == "R024"]
+    path = tmp_path / "run.log"
+    path.write_text("".join(f"{line}\n" for line in case["logs"]["run"]))
+    at = datetime(2026, 3, 5, hour, 56).timestamp()
+    os.utime(path, (at, at))
+    verdict, _, _ = review_logs([("run", path)])
+    assert verdict is not None
+    assert (verdict.name, verdict.cause) == ("stalled", "sleep-without-wake")

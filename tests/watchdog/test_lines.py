@@ -72,8 +72,8 @@ def test_two_physical_lines_of_a_retry_are_one():
 
 def test_times_without_a_date_go_on_over_midnight():
     modified = datetime(2026, 1, 2, 0, 30).timestamp()
-    stamper = Stamper(modified)
     late, early = parse_line("23:59:58 x"), parse_line("00:10:00 y")
+    stamper = Stamper(modified, [late.stamp, early.stamp])
     first, second = stamper.at(late.stamp, late.dated), stamper.at(early.stamp, early.dated)
     assert first == datetime(2026, 1, 1, 23, 59, 58).timestamp()
     assert second == datetime(2026, 1, 2, 0, 10).timestamp()

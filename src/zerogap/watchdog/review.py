@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,19 +33,35 @@ CHATTER = ("progress", "metric")
 MOST_HITS = 200_000
 
 
-class Stamper:
-    """Gives each line of one log a time: its own stamp, else just after the line before it."""
+_HALF_DAY = 43200.0
 
-    def __init__(self, modified: float) -> None:
+
+class Stamper:
+    """Gives each line of one log a time: its own stamp, else just after the line before it.
+
+    Stamps without a date only go forward: one that falls back by half a day is past midnight. The last of them is the
+    newest that is not after the file's own time.
+
+    Args:
+        modified: when the file was last written.
+        times_of_day: its stamps without a date, in order, in seconds since midnight.
+    """
+
+    def __init__(self, modified: float, times_of_day: Sequence[float]) -> None:
         day = datetime.fromtimestamp(modified).replace(hour=0, minute=0, second=0, microsecond=0)
-        self._midnight, self._modified, self._last = day.timestamp(), modified, float("-inf")
+        nights = sum(later < earlier - _HALF_DAY for earlier, later in pairwise(times_of_day))
+        if times_of_day and day.timestamp() + times_of_day[-1] > modified + 60:
+            nights += 1
+        self._midnight, self._previous, self._last = day.timestamp() - 2 * _HALF_DAY * nights, 0.0, float("-inf")
 
     def at(self, hit_stamp: float | None, dated: bool) -> float:
         """Return the time (seconds since the epoch) of the next line."""
         if hit_stamp is not None:
+            if not dated:
+                if hit_stamp < self._previous - _HALF_DAY:
+                    self._midnight += 2 * _HALF_DAY
+                self._previous = hit_stamp
             moment = hit_stamp if dated else self._midnight + hit_stamp
-            if not dated and moment > self._modified + 60:
-                moment -= 86400.0
             self._last = max(self._last + STEP_S, moment)
         elif self._last == float("-inf"):
             self._last = float("-inf")
@@ -78,7 +95,7 @@ def read_log(scanner: Scanner, name: str, path: Path, end: int | None = None) ->
     for raw in raws:
         hits += scanner.match(name, raw, 0.0)
     hits += scanner.flush(name, 0.0)
-    stamper = Stamper(modified)
+    stamper = Stamper(modified, [h.line.stamp for h in hits if h.line.stamp is not None and not h.line.dated])
     times = [stamper.at(hit.line.stamp, hit.line.dated) for hit in hits]
     first = next((at for at in times if at > float("-inf")), modified)
     return [
