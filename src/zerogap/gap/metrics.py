@@ -54,7 +54,11 @@ class Accumulator:
         return self._n.tokens
 
     def add(self, table: GapTable) -> None:
-        """Count the rows of ``table`` (in sequence order; it needs both log-prob columns)."""
+        """Count the rows of ``table`` (in sequence order; it needs both log-prob columns).
+
+        Zeros at a sequence's end may be padding, which its tail decides: a sequence cut in two by the end of a piece is
+        judged as two.
+        """
         n = len(table)
         if not n:
             return
