@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -94,7 +93,6 @@ class TestBatchInvariantOnTheCpu:
         assert code == 1
         assert "dies at the first forward" in capsys.readouterr().out
 
-    @pytest.mark.skipif(find_spec("zerogap.watchdog") is None, reason="zerogap run is not there")
     def test_the_watchdog_gives_verdict_and_cause(self, peer_python: Path, smollm2: Path, tmp_path: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
