@@ -43,7 +43,7 @@ class Accumulator:
         self._groups: dict[str, dict[str, Array]] = {"turn": {}, "staleness": {}, "host": {}, "rank": {}}
         self._sequence = np.zeros(2)
         self._sequence_range = [math.inf, -math.inf]
-        self._open: tuple[tuple[Any, ...], float, float, int] | None = None
+        self._open: tuple[tuple[Any, ...], int, float, float, int] | None = None
         self._kept = np.zeros(4)
         self.steps: dict[tuple[str, int], StepNumbers] = {}
         self.boundary_nulls = 0
@@ -204,18 +204,17 @@ class Accumulator:
             return tuple(table.columns[c][row] for c in ("run", "step", "sample") if c in table.columns)
 
         if self._open is not None:
-            held, total, size, count = self._open
-            continues = (
-                held == key(0) and bool(held) and (not table.has("position") or table.columns["position"][0] > 0)
-            )
-            if continues:
+            held, position, total, size, count = self._open
+            known = table.has("position") or bool(held)  # else nothing says where a sequence ends
+            if known and held == key(0) and (not table.has("position") or table.columns["position"][0] > position):
                 sums[0] += total
                 sizes[0] += size
                 counts[0] += count
             else:
                 self._close(np.array([total]), np.array([size]), np.array([count]))
         self._close(sums[:-1], sizes[:-1], counts[:-1])
-        self._open = (key(int(starts[-1])), float(sums[-1]), float(sizes[-1]), int(counts[-1]))
+        end = int(table.columns["position"][-1]) if table.has("position") else 0
+        self._open = (key(int(starts[-1])), end, float(sums[-1]), float(sizes[-1]), int(counts[-1]))
 
     def _close(self, sums: Array, sizes: Array, counts: Array) -> None:
         filled = counts > 0
@@ -247,7 +246,7 @@ class Accumulator:
             other = Accumulator()
             other._sequence, other._sequence_range = self._sequence.copy(), list(self._sequence_range)
             other._n.sequences = self._n.sequences
-            _, total, size, held = self._open
+            _, _, total, size, held = self._open
             other._close(np.array([total]), np.array([size]), np.array([held]))
             n.sequences = other._n.sequences
             sequence, low_high = other._sequence, other._sequence_range

@@ -141,8 +141,8 @@ class GapTable:
             return self.columns[name]
         return np.full(len(self), default, dtype=schema()[name].dtype)
 
-    def where(self, keep: Array) -> GapTable:
-        """Return the rows chosen by a bool or index array."""
+    def where(self, keep: Array | slice) -> GapTable:
+        """Return the rows chosen by a bool or index array, or a slice (which copies nothing)."""
         return GapTable(
             {name: values[keep] for name, values in self.columns.items()},
             {name: values[keep] for name, values in self.nulls.items()},

@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from zerogap.errors import UsageError
-from zerogap.gap.readers import records as rec
+from zerogap.gap.readers.files import add_records, facts_of_toml, load_file
+from zerogap.gap.readers.loaded import Loaded, add_tables
+from zerogap.gap.readers.records import RecordTable
 from zerogap.gap.readers.sniff import kind_of
+from zerogap.gap.readers.text import keep_rollout
 from zerogap.gap.readers.torch_dump import read_dump
 
+_SKIP_FILES = {".safetensors", ".bin", ".png", ".svg", ".html", ".py", ".lock", ".tmp", ".gguf", ".model"}
 _NUMBER = re.compile(r"\d+")
 
 
@@ -21,8 +25,8 @@ def _natural(path: Path) -> list[Any]:
     return [*(int(n) for n in _NUMBER.findall(path.name)), *parts]
 
 
-def load_folder(folder: Path, mapping: Mapping[str, str], loaded: Any) -> None:
-    """Read what a folder holds into ``loaded`` (a ``Loaded``)."""
+def load_folder(folder: Path, mapping: Mapping[str, str], loaded: Loaded) -> None:
+    """Read what a folder holds into ``loaded``."""
     loaded.folder = folder
     if (folder / "metrics.jsonl").is_file():
         _own_run(folder, mapping, loaded)
@@ -34,9 +38,8 @@ def load_folder(folder: Path, mapping: Mapping[str, str], loaded: Any) -> None:
         _any_folder(folder, mapping, loaded)
 
 
-def _own_run(folder: Path, mapping: Mapping[str, str], loaded: Any) -> None:
+def _own_run(folder: Path, mapping: Mapping[str, str], loaded: Loaded) -> None:
     """A run folder of ``zerogap train``: metrics, samples with both sides' log-probs, resolved configuration."""
-    from zerogap.gap.readers.load import facts_of_toml, load_file
 
     loaded.kind = "zerogap run"
     load_file(folder / "metrics.jsonl", mapping, loaded)
@@ -53,13 +56,11 @@ def _own_run(folder: Path, mapping: Mapping[str, str], loaded: Any) -> None:
     loaded.facts.setdefault("contract", "zerogap")
 
 
-def _sample_files(files: list[Path], mapping: Mapping[str, str], loaded: Any) -> None:
-    from zerogap.gap.readers.loaded import add_tables
-    from zerogap.gap.readers.text import keep_rollout
+def _sample_files(files: list[Path], mapping: Mapping[str, str], loaded: Loaded) -> None:
 
     tables = []
     for path in files:
-        table = rec.RecordTable(str(path), mapping)
+        table = RecordTable(str(path), mapping)
         with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
                 try:
@@ -78,9 +79,8 @@ def _sample_files(files: list[Path], mapping: Mapping[str, str], loaded: Any) ->
         add_tables(tables, sum(map(len, tables)), loaded)
 
 
-def _trainer_output(folder: Path, mapping: Mapping[str, str], loaded: Any) -> None:
+def _trainer_output(folder: Path, mapping: Mapping[str, str], loaded: Loaded) -> None:
     """Output of a Hugging Face style trainer: the newest state holds the whole history."""
-    from zerogap.gap.readers.load import load_file
 
     states = sorted(folder.glob("checkpoint-*/trainer_state.json"), key=lambda p: _natural(p.parent))
     newest = folder / "trainer_state.json" if (folder / "trainer_state.json").is_file() else states[-1]
@@ -90,9 +90,8 @@ def _trainer_output(folder: Path, mapping: Mapping[str, str], loaded: Any) -> No
         load_file(table, mapping, loaded)
 
 
-def _miles_dumps(folder: Path, mapping: Mapping[str, str], loaded: Any) -> None:
+def _miles_dumps(folder: Path, mapping: Mapping[str, str], loaded: Loaded) -> None:
     """Miles ``--dump-details``: rollout dumps (unrounded engine values) joined with train dumps."""
-    from zerogap.gap.readers.load import add_records
 
     loaded.kind = "Miles dumps"
     found: list[dict[str, Any]] = []
@@ -110,10 +109,9 @@ def _miles_dumps(folder: Path, mapping: Mapping[str, str], loaded: Any) -> None:
         )
 
 
-def _any_folder(folder: Path, mapping: Mapping[str, str], loaded: Any) -> None:
-    from zerogap.gap.readers.load import SKIP_FILES, load_file
+def _any_folder(folder: Path, mapping: Mapping[str, str], loaded: Loaded) -> None:
 
-    files = [p for p in sorted(folder.rglob("*"), key=_natural) if p.is_file() and p.suffix not in SKIP_FILES]
+    files = [p for p in sorted(folder.rglob("*"), key=_natural) if p.is_file() and p.suffix not in _SKIP_FILES]
     if not files:
         raise UsageError(f"{folder}: an empty folder; name a run folder, log, dump or table")
     if len(files) > 2000:
@@ -131,8 +129,6 @@ def _any_folder(folder: Path, mapping: Mapping[str, str], loaded: Any) -> None:
         except UsageError as error:
             failed.append(str(error))
     if dumps:
-        from zerogap.gap.readers.load import add_records
-
         add_records(dumps, str(folder), mapping, loaded)
     if not read and failed:
         raise UsageError(failed[0])

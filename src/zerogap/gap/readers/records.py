@@ -18,8 +18,7 @@ import pyarrow.parquet as pq
 from zerogap.errors import UsageError
 from zerogap.gap.table import Array, GapTable, resolve_columns, schema
 
-_BATCH = 1 << 20
-_LOGPROBS = ("logprob_engine", "logprob_trainer")
+LOGPROBS = ("logprob_engine", "logprob_trainer")
 # Columns of one value for each token, in files that hold one sample on a line.
 _PER_TOKEN = frozenset(
     [
@@ -42,7 +41,7 @@ _PER_TOKEN = frozenset(
 def is_token_record(record: Mapping[str, Any], mapping: Mapping[str, str]) -> bool:
     """Whether a JSON object holds log-probs of tokens rather than metrics of a step."""
     chosen = _resolve(record, mapping)
-    sides = [chosen[name] for name in _LOGPROBS if name in chosen]
+    sides = [chosen[name] for name in LOGPROBS if name in chosen]
     if not sides:
         return False
     if any(isinstance(record[side], list) for side in sides):
@@ -61,13 +60,24 @@ def _resolve_keys(keys: tuple[str, ...], mapping: tuple[tuple[str, str], ...]) -
 
 
 class RecordTable:
-    """Collects JSON records of tokens or samples and makes one table of them."""
+    """Collects JSON records of tokens or samples and makes one table of them.
 
-    def __init__(self, source: str, mapping: Mapping[str, str]) -> None:
+    Args:
+        source: where they come from, for messages.
+        mapping: table column -> source column, from ``--map``.
+        first_sample: number of the first sample without a name, when earlier ones are in another table.
+    """
+
+    def __init__(self, source: str, mapping: Mapping[str, str], first_sample: int = 0) -> None:
         self.source, self.mapping = source, mapping
         self._columns: dict[str, list[Any]] = {}
         self._rows = 0
-        self._samples = 0
+        self._samples = first_sample
+
+    @property
+    def samples(self) -> int:
+        """Samples taken so far, those of earlier tables included."""
+        return self._samples
 
     def add(self, record: Mapping[str, Any], where: str) -> None:
         """Take one record; a sample's lists must agree in length."""
@@ -226,78 +236,6 @@ def read_csv(source: Iterable[bytes], name: str) -> tuple[list[str], Iterator[di
     return header, rows()
 
 
-def parquet_batches(path: Path, mapping: Mapping[str, str]) -> tuple[int, Iterator[GapTable]]:
-    """Return (rows, tables of at most a million rows) of a Parquet file, reading only the columns that are used.
-
-    Raises:
-        UsageError: the file is damaged, or has no log-prob columns.
-    """
-    try:
-        file = pq.ParquetFile(path, memory_map=True)
-    except (pa.ArrowException, OSError) as error:
-        raise UsageError(f"{path}: damaged or unfinished Parquet file: {_first_line(error)}; write it again") from None
-    names = file.schema_arrow.names
-    chosen = resolve_columns(names, mapping)
-    if not any(name in chosen for name in _LOGPROBS):
-        raise UsageError(
-            f"{path}: no log-prob column found (it has {', '.join(names[:20])}); "
-            "say which with --map logprob_engine=NAME --map logprob_trainer=NAME"
-        )
-    lists = [ours for ours, theirs in chosen.items() if pa.types.is_list(file.schema_arrow.field(theirs).type)
-             or pa.types.is_large_list(file.schema_arrow.field(theirs).type)]  # fmt: skip
-
-    def tables() -> Iterator[GapTable]:
-        try:
-            size = 2048 if lists else _BATCH
-            for batch in file.iter_batches(batch_size=size, columns=sorted(set(chosen.values())), use_threads=True):
-                if lists:
-                    records = RecordTable(str(path), mapping)
-                    for record in batch.to_pylist():
-                        records.add(record, str(path))
-                    made = records.build()
-                    if made is not None:
-                        yield made
-                else:
-                    yield _from_batch(batch, chosen, str(path))
-        except (pa.ArrowException, OSError) as error:
-            raise UsageError(f"{path}: damaged Parquet data: {_first_line(error)}; write it again") from None
-
-    return file.metadata.num_rows, tables()
-
-
-def _from_batch(batch: pa.RecordBatch, chosen: Mapping[str, str], source: str) -> GapTable:
-    columns: dict[str, Array] = {}
-    nulls: dict[str, Array] = {}
-    for ours, theirs in chosen.items():
-        array = batch.column(batch.schema.get_field_index(theirs))
-        kind = schema()[ours].type
-        if pa.types.is_dictionary(array.type):
-            array = array.dictionary_decode()
-        if array.null_count:
-            nulls[ours] = array.is_null().to_numpy(zero_copy_only=False)
-        if kind == "string" and not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
-            if ours == "sample" and pa.types.is_integer(array.type):
-                columns[ours] = array.fill_null(-1).to_numpy(zero_copy_only=False)
-                continue
-            array = array.cast(pa.string())
-        try:
-            if kind == "string":
-                columns[ours] = array.fill_null("").to_numpy(zero_copy_only=False).astype(object)
-            elif kind == "bool":
-                filled = array.cast(pa.bool_()) if not pa.types.is_boolean(array.type) else array
-                columns[ours] = filled.fill_null(True).to_numpy(zero_copy_only=False)
-            else:
-                wanted = pa.int64() if kind == "int64" else pa.float32()
-                if array.type != wanted:
-                    array = array.cast(wanted, safe=False)
-                if array.null_count:
-                    array = array.fill_null(0 if kind == "int64" else math.nan)
-                columns[ours] = array.to_numpy(zero_copy_only=False)
-        except pa.ArrowException as error:
-            raise UsageError(f"{source}: column {theirs}: {_first_line(error)}; map another with --map") from None
-    return GapTable(columns, nulls, source)
-
-
 def write_table(table: GapTable, path: Path) -> None:
     """Write the table as Parquet, or as JSONL when the name ends in .jsonl; whole or not at all."""
     from zerogap.files import write_atomic
@@ -321,7 +259,3 @@ def _write(table: GapTable, path: Path, *, jsonl: bool) -> None:
         for batch in made.to_batches(max_chunksize=1 << 14):
             for record in batch.to_pylist():
                 file.write(json.dumps({key: value for key, value in record.items() if value is not None}) + "\n")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

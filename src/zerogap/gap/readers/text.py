@@ -18,6 +18,7 @@ from zerogap.gap.series import SeriesBuilder
 from zerogap.gap.table import GapTable
 
 _ROLLOUTS_KEPT = 400
+_LINES, _ROWS = 4096, 1 << 20  # after so many records a table is closed if it has so many rows
 
 
 def load_text(path: Path, mapping: Mapping[str, str], loaded: Loaded) -> None:
@@ -140,9 +141,9 @@ def _load_records(found: Iterable[Any], path: Path, mapping: Mapping[str, str], 
             table.add(record, f"{path}:{number}")
             keep_rollout(record, loaded)
             held += 1
-            if held % 4096 == 0 and (made := table.build()) is not None and len(made) > 1 << 20:
+            if held % _LINES == 0 and (made := table.build()) is not None and len(made) > _ROWS:
                 tables.append(made)
-                table = rec.RecordTable(str(path), mapping)
+                table = rec.RecordTable(str(path), mapping, first_sample=table.samples)
             continue
         _add_metrics(record, builder)
     made = table.build()
