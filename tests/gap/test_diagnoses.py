@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 
 from zerogap.gap import compare, fit_temperature, kept_mass
-from zerogap.gap.diagnoses.base import LEVELS, causes
+from zerogap.gap.diagnoses.base import LEVELS, Finding, causes
 from zerogap.gap.diagnoses.statistics import rank_correlation, rank_sum_z
+from zerogap.gap.facts import Facts
+from zerogap.gap.judge import diagnose_table
+from zerogap.gap.table import GapTable
 
 BENCH = Path(__file__).parents[2] / "bench" / "diagnoses.py"
 
@@ -159,3 +162,61 @@ def test_kept_mass_from_ids_and_from_a_mask_agree_with_the_engine() -> None:
     assert report.numbers.numerics_mean_abs < 1e-6
     both = compare(engine, full, logprob_engine_unfiltered=full)
     assert "SAMPLER_TRUNCATION" in {f.code for f in both.verdict.findings}
+
+
+def contract_table(bad: np.ndarray, hit: np.ndarray, steps: int) -> GapTable:
+    """Sequences of four tokens under a contract: ``bad`` of them differ, ``hit`` of them had cached tokens."""
+    count = len(bad)
+    engine = (-np.random.default_rng(0).exponential(1.0, 4 * count)).astype(np.float32)
+    return GapTable(
+        {
+            "step": np.repeat(np.arange(count) * steps // count, 4),
+            "sample": np.repeat(np.arange(count), 4),
+            "position": np.tile(np.arange(4), count),
+            "logprob_engine": engine,
+            "logprob_trainer": np.where(np.repeat(bad, 4), engine - np.float32(0.3), engine).astype(np.float32),
+            "cached_tokens": np.repeat(np.where(hit, 16, 0), 4),
+        }
+    )
+
+
+def prefix_findings(table: GapTable) -> list[Finding]:
+    found = diagnose_table(table, Facts(), contract=True, floor=None)
+    # Not that of the sizes, which has the same name and is weaker.
+    return [f for f in found if f.name == "stale-state/prefix-cache" and "first_bad" in f.numbers]
+
+
+def test_known_cached_tokens_name_a_stale_prefix_or_rule_it_out() -> None:
+    number = np.arange(160)
+    hit = number % 2 == 0
+    late = number >= 80
+    (sure,) = prefix_findings(contract_table(hit & late & (number % 8 == 0), hit, steps=2))
+    assert sure.confidence == 0.95
+    assert "had cached tokens" in sure.observed
+    # Also without a good first step; and never where a sequence without cached tokens differs, too.
+    assert prefix_findings(contract_table(hit & (number % 8 == 0), hit, steps=1))
+    assert not prefix_findings(contract_table(late & (number % 8 == 1), hit, steps=2))
+    assert not prefix_findings(contract_table(late & (number % 5 == 0), hit, steps=2))
+    # Without the column the first step has to have been good, and it is less sure.
+    table = contract_table(hit & late & (number % 8 == 0), hit, steps=2)
+    del table.columns["cached_tokens"]
+    (guessed,) = prefix_findings(table)
+    assert guessed.confidence == 0.75
+
+
+def test_a_replayed_kept_set_is_no_sampler_part() -> None:
+    rng = np.random.default_rng(1)
+    engine = (-rng.exponential(1.0, 500) - 0.01).astype(np.float32)
+    mass = rng.uniform(0.6, 0.9, 500).astype(np.float32)
+    noise = rng.normal(0, 0.004, 500).astype(np.float32)
+    replayed = compare(engine, engine + noise, kept_mass=mass, kept_replayed=np.ones(500, bool))
+    assert replayed.numbers.sampler_part == 0.0
+    assert replayed.numbers.numerics_part == pytest.approx(replayed.numbers.mean_signed, abs=1e-12)
+    assert replayed.numbers.log_kept_mass_mean == pytest.approx(np.log(mass).mean(), rel=1e-6)
+    assert not [f for f in replayed.verdict.findings if f.group == "sampler"]
+    half = np.arange(500) < 250
+    mixed = np.where(half, engine + noise, engine + np.log(mass) + noise).astype(np.float32)
+    partly = compare(engine, mixed, kept_mass=mass, kept_replayed=half)
+    assert partly.numbers.sampler_part == pytest.approx(np.log(mass[~half]).sum() / 500, rel=1e-5)
+    assert partly.numbers.kept_replayed_share == 0.5
+    assert [f.name for f in partly.verdict.findings if f.group == "sampler"] == ["sampler/truncation"]

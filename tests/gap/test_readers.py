@@ -242,6 +242,7 @@ def own_run(folder: Path) -> Loaded:
                         logprobs,
                         logprobs,
                         [True, True],
+                        0,
                     )
                 )
             write_samples(folder, step, samples)

@@ -20,6 +20,7 @@ class Sampled:
     text: str = "t"
     finish_reason: str = "stop"
     weights_version: int = 1
+    cached_tokens: int = 0
 
 
 def test_a_transcript_keeps_turns_apart() -> None:
@@ -35,6 +36,15 @@ def test_a_transcript_keeps_turns_apart() -> None:
     transcript.add_completion(Sampled(tuple(transcript.tokens), [6], [-3.0]), train=False)
     assert transcript.loss_mask == [True, True, False, False, False, True, False]
     assert transcript.sampled_mask == [True, True, False, False, False, True, True]
+
+
+def test_cached_tokens_belong_to_the_turn_that_had_them() -> None:
+    transcript = Transcript([1, 2])
+    transcript.add_completion(Sampled((1, 2), [3, 4], [-0.5, -1.0], cached_tokens=1))
+    assert transcript.cached_tokens == 1
+    transcript.add_tokens([9])
+    transcript.add_completion(Sampled((1, 2, 3, 4, 9), [5], [-2.0], cached_tokens=4))
+    assert transcript.cached_tokens == [1, 1, 0, 4]
 
 
 def test_a_completion_of_other_tokens_or_weights_is_refused() -> None:

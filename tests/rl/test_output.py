@@ -122,6 +122,7 @@ def sample(**changes: object) -> Sample:
         "reward_kind": "ok", "advantage": None, "finish_reason": "stop", "weights_version": 7, "prompt_ids": [1, 2],
         "response_ids": [4, 6, 0], "logprobs_engine": [-0.1, float(np.float32(-0.3)), -math.inf],
         "logprobs_trainer": [-0.1, None, math.nan], "loss_mask": [True, False, True],
+        "cached_tokens": 2,
     }  # fmt: skip
     return Sample(**{**values, **changes})  # type: ignore[arg-type]
 

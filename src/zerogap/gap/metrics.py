@@ -44,7 +44,7 @@ class Accumulator:
         self._sequence = np.zeros(2)
         self._sequence_range = [math.inf, -math.inf]
         self._open: tuple[tuple[Any, ...], int, float, float, int] | None = None
-        self._kept = np.zeros(4)
+        self._kept = np.zeros(6)
         self.steps: dict[tuple[str, int], StepNumbers] = {}
         self.boundary_nulls = 0
 
@@ -231,9 +231,12 @@ class Accumulator:
         known = (mass > 0) & (mass <= 1.0 + 1e-3)
         if "kept_mass" in table.nulls:
             known &= ~table.nulls["kept_mass"][use]
-        sampler = np.log(np.minimum(mass[known], 1.0))
+        log_mass = np.log(np.minimum(mass[known], 1.0))
+        replayed = table.get("kept_replayed", False)[use][known]
+        sampler = np.where(replayed, 0.0, log_mass)
         numerics = d[known] - sampler
-        self._kept += (len(sampler), sampler.sum(), np.abs(numerics).sum(), mass[known].sum())
+        sums = (sampler.sum(), np.abs(numerics).sum(), mass[known].sum(), log_mass.sum(), replayed.sum())
+        self._kept += np.array((len(sampler), *sums), dtype=np.float64)
         self._n.numerics_part = (0.0 if math.isnan(self._n.numerics_part) else self._n.numerics_part) + float(
             numerics.sum()
         )
@@ -279,6 +282,7 @@ class Accumulator:
             n.numerics_part = n.numerics_part / self._kept[0]
             n.numerics_mean_abs = self._kept[2] / self._kept[0]
             n.kept_mass_mean = self._kept[3] / self._kept[0]
+            n.log_kept_mass_mean, n.kept_replayed_share = self._kept[4] / self._kept[0], self._kept[5] / self._kept[0]
         for name, value in vars(n).items():
             if isinstance(value, np.floating):
                 setattr(n, name, float(value))

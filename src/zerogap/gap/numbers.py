@@ -48,10 +48,12 @@ class Numbers:
     sequence_log_ratio_min: float = math.nan
     sequence_log_ratio_max: float = math.nan
     sampler_part: float = math.nan
+    log_kept_mass_mean: float = math.nan
     numerics_part: float = math.nan
     numerics_mean_abs: float = math.nan
     kept_mass_mean: float = math.nan
     kept_mass_tokens: int = 0
+    kept_replayed_share: float = math.nan
     quantiles_exact: bool = True
 
     def as_dict(self) -> dict[str, Any]:

@@ -92,6 +92,9 @@ def _numbers(console: Console, n: Numbers) -> None:
     if n.kept_mass_tokens:
         rows.append(("sampler part / numerics part", f"{_number(n.sampler_part)} / {_number(n.numerics_part)}"))
         rows.append(("numerics mean abs, kept mass", f"{_number(n.numerics_mean_abs)}, {_number(n.kept_mass_mean)}"))
+        if n.kept_replayed_share:
+            rows.append(("kept sets replayed by the trainer", f"{n.kept_replayed_share:.0%} of the tokens; "
+                         f"without it a sampler part of {_number(n.log_kept_mass_mean)}"))  # fmt: skip
     if missing:
         rows.append(("missing, not averaged in", ", ".join(f"{k} {v:,}" for k, v in missing.items())))
     _grid(console, rows, ("numbers", ""))

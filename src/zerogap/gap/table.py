@@ -60,6 +60,11 @@ class Column:
         """The numpy type that holds it."""
         return _DTYPES[self.type]
 
+    @property
+    def missing(self) -> Any:
+        """What stands in a row without a value, which is marked as null beside: a token is trained on unless said."""
+        return {"string": "", "bool": self.name == "loss_mask"}.get(self.type, 0)
+
 
 @cache
 def schema() -> dict[str, Column]:
@@ -338,8 +343,7 @@ def concatenate(tables: Sequence[GapTable], source: str = "") -> GapTable:
         parts, empty = [], []
         for table in tables:
             present = name in table.columns
-            default: Any = True if name == "loss_mask" else ("" if schema()[name].type == "string" else 0)
-            parts.append(table.columns[name] if present else table.get(name, default))
+            parts.append(table.columns[name] if present else table.get(name, schema()[name].missing))
             empty.append(table.nulls.get(name, np.full(len(table), not present)))
         columns[name] = np.concatenate(parts)
         if any(part.any() for part in empty):

@@ -155,6 +155,9 @@ def _numbers(n: Numbers | None) -> list[tuple[str, str]]:
     ]  # fmt: skip
     if n.kept_mass_tokens:
         rows.append(("Sampler part, numerics part", f"{_number(n.sampler_part)}, {_number(n.numerics_part)}"))
+        if n.kept_replayed_share:
+            rows.append(("Kept sets replayed by the trainer", f"{n.kept_replayed_share:.0%} of the tokens; "
+                         f"without it a sampler part of {_number(n.log_kept_mass_mean)}"))  # fmt: skip
     return rows
 
 

@@ -36,6 +36,7 @@ class SampledTokens(Protocol):
     text: str
     finish_reason: Any
     weights_version: int
+    cached_tokens: int
 
 
 class RolloutContext(Protocol):
@@ -103,6 +104,17 @@ class Transcript:
             start = len(completion.prompt) - len(self.prompt_ids)
             mask[start : start + len(completion.tokens)] = [True] * len(completion.tokens)
         return mask
+
+    @property
+    def cached_tokens(self) -> int | list[int]:
+        """Prompt tokens from the prefix cache: one number for one completion, else that of each token's; [response]."""
+        if len(self.completions) == 1:
+            return self.completions[0].cached_tokens
+        cached = [0] * len(self.response_ids)
+        for completion in self.completions:
+            start = len(completion.prompt) - len(self.prompt_ids)
+            cached[start : start + len(completion.tokens)] = [completion.cached_tokens] * len(completion.tokens)
+        return cached
 
     @property
     def text(self) -> str:

@@ -286,10 +286,15 @@ def _samples(
     trained: Trained,
 ) -> list[Sample]:
     trainers: dict[Key, list[float | None]] = {s.key: [None] * s.response_length for s in sequences}
+    masses: dict[Key, list[float | None]] = {s.key: [None] * s.response_length for s in sequences if s.sampler.cuts}
     for compared, scored in zip(trained.compared, trained.scores, strict=True):
         if scored is not None:
-            for place, value in zip(compared.trained_places.tolist(), scored.logprob_T.tolist(), strict=True):
+            places = compared.trained_places.tolist()
+            for place, value in zip(places, scored.logprob_T.tolist(), strict=True):
                 trainers[compared.key][place] = value
+            if compared.key in masses:
+                for place, value in zip(places, scored.kept_mass_T.tolist(), strict=True):
+                    masses[compared.key][place] = value
     samples = []
     for rollout, outcome, sequence in zip(rollouts, outcomes, sequences, strict=True):
         samples.append(
@@ -309,6 +314,8 @@ def _samples(
                 logprobs_engine=rollout.transcript.logprobs,
                 logprobs_trainer=trainers[sequence.key],
                 loss_mask=rollout.transcript.loss_mask,
+                cached_tokens=rollout.transcript.cached_tokens,
+                kept_mass=masses.get(sequence.key),
             )
         )
     return samples

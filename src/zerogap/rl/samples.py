@@ -31,6 +31,10 @@ class Sample:
         logprobs_engine: nats, as sampled; [response].
         logprobs_trainer: nats; None for a token that was not compared; [response].
         loss_mask: True = trained on; [response].
+        cached_tokens: prompt tokens that the engine took from its prefix cache; one number, or [response] with the
+            number of each token's own turn (0 for inserted tokens).
+        kept_mass: the trainer's probability of each token's kept set, at the sampling temperature; None for a token
+            that was not compared; [response]. None where the sampler cuts nothing.
     """
 
     prompt_index: int
@@ -48,12 +52,14 @@ class Sample:
     logprobs_engine: Sequence[float]
     logprobs_trainer: Sequence[float | None]
     loss_mask: Sequence[bool]
+    cached_tokens: int | Sequence[int]
+    kept_mass: Sequence[float | None] | None = None
 
     def record(self, step: int) -> dict[str, Any]:
         """Return the line's values."""
-        lengths = {
-            len(column) for column in (self.response_ids, self.logprobs_engine, self.logprobs_trainer, self.loss_mask)
-        }
+        columns = [self.response_ids, self.logprobs_engine, self.logprobs_trainer, self.loss_mask]
+        columns += [column for column in (self.cached_tokens, self.kept_mass) if isinstance(column, Sequence)]
+        lengths = {len(column) for column in columns}
         assert len(lengths) == 1, f"columns of different lengths: {lengths}"
         return {
             "step": step,
@@ -71,6 +77,9 @@ class Sample:
             "logprobs_engine": list(self.logprobs_engine),
             "logprobs_trainer": list(self.logprobs_trainer),
             "loss_mask": list(self.loss_mask),
+            "cached_tokens": self.cached_tokens if isinstance(self.cached_tokens, int) else list(self.cached_tokens),
+            # The trainer's log-probs are those of the kept set too.
+            **({} if self.kept_mass is None else {"kept_mass": list(self.kept_mass), "kept_replayed": True}),
         }
 
 
@@ -90,6 +99,8 @@ def write_samples(folder: Path, step: int, samples: Sequence[Sample]) -> Path:
 def read_samples(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of a samples file, with log-probs as floats again."""
     for record in read_records(path):
-        for column in ("logprobs_engine", "logprobs_trainer"):
+        for column in ("logprobs_engine", "logprobs_trainer", "kept_mass"):
+            if column not in record:  # nothing was cut, or the file is an older one
+                continue
             record[column] = [None if value is None else float(value) for value in record[column]]
         yield record

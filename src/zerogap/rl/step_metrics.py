@@ -77,7 +77,7 @@ def reward_metrics(outcomes: Sequence[RewardOutcome]) -> dict[str, float]:
 def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Return lengths in sampled tokens, the truncated share and the prefix cache's hits."""
     lengths = [rollout.generated_tokens for rollout in rollouts]
-    cached = sum(completion.cached_tokens for r in rollouts for completion in r.transcript.completions)  # type: ignore[attr-defined]
+    cached = sum(completion.cached_tokens for r in rollouts for completion in r.transcript.completions)
     return {
         "rollout/response_length/mean": float(np.mean(lengths)),
         "rollout/response_length/max": float(max(lengths)),

@@ -33,6 +33,11 @@ class SequenceSampler:
     min_p: float = 0.0
     suppressed: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
+    @property
+    def cuts(self) -> bool:
+        """Whether some tokens may be left out of a kept set."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
 
 def suppressed_below(
     min_tokens: int, stop_ids: Iterable[int], length: int, start: int = 0

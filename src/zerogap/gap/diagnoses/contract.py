@@ -10,6 +10,7 @@ from zerogap.gap.table import Array
 
 LOG_SOFTMAX_MAX = 3e-5  # nats; a few float32 steps of the logits that a log-sum-exp adds up
 DTYPE_MEAN = 5e-3
+HIT_CHANCE = 1e-3
 
 
 def contract_findings(c: Context) -> list[Finding]:
@@ -25,7 +26,10 @@ def contract_findings(c: Context) -> list[Finding]:
 
 
 def _partly_equal(c: Context, different: Array) -> list[Finding]:
-    """Equal at first, later only some sequences differ: their cached prefix is older than the weights."""
+    """Only some sequences differ: their cached prefix is older than the weights.
+
+    Where cached tokens are known, every one of them must have some; else they must have been equal at first.
+    """
     if not c.table.has("step", "sample"):
         return []
     bad = np.zeros(len(c.starts), dtype=bool)
@@ -34,17 +38,31 @@ def _partly_equal(c: Context, different: Array) -> list[Finding]:
     steps = np.unique(step)
     share = np.array([bad[step == s].mean() for s in steps])
     later = np.flatnonzero(share > 0)
-    if len(steps) < 2 or share[0] > 0 or not len(later) or not 0.01 < float(np.median(share[later])) < 0.8:
+    partly = 0.01 < float(np.median(share[later])) < 0.8
+    grown = len(steps) > 1 and share[0] == 0
+    text, confidence = "", 0.75
+    cached = c.column("cached_tokens")
+    if cached is not None:
+        hit = np.bincount(c.in_sequence, weights=cached > 0, minlength=len(c.starts)) > 0
+        if (bad & ~hit).any():
+            return []
+        if not hit.all():
+            text = f"; all {int(bad.sum())} had cached tokens, and of the {int((~hit).sum())} without none differs"
+            # That all of them have hits, by chance, if hits had nothing to do with it.
+            told = float(hit.mean()) ** int(bad.sum()) < HIT_CHANCE
+            confidence = 0.95 if told else confidence
+            grown |= told
+    if not partly or not grown:
         return []
     first = int(later[0])
     opens = float(c.size[different & (c.position <= 1)].mean()) if (different & (c.position <= 1)).any() else 0.0
+    since = f"bit-equal up to step {steps[first - 1]}; from step {steps[first]} on " if first else ""
     return [
         Finding(
             "stale-state/prefix-cache",
-            0.75,
-            f"bit-equal up to step {steps[first - 1]}; from step {steps[first]} on "
-            f"{float(np.median(share[later])):.0%} of the "
-            f"sequences differ, the others stay bit-equal (mean abs(d) of their first differing tokens {opens:.3g})",
+            confidence,
+            f"{since}{float(np.median(share[later])):.0%} of the sequences differ, the others stay bit-equal (mean "
+            f"abs(d) of their first differing tokens {opens:.3g}){text}",
             {"first_bad": int(steps[first]), "share": float(np.median(share[later]))},
             c.worst(3),
         )

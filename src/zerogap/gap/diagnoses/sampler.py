@@ -1,9 +1,9 @@
 """The sampler part of the gap: truncation, one-sided temperature, penalties; with kept sets exactly, else by signature.
 
-With ``d = logprob_trainer - logprob_engine`` and Z the trainer's kept mass at the '
-    r'engine's temperature, the sampler part
-is log Z (at most 0) and the numerics part ``d - log Z``. Without Z the engine's mean of ``exp(d)`` estimates it: over
-tokens drawn from the engine's distribution, E[exp(d)] is the trainer's mass on the engine's support.
+With ``d = logprob_trainer - logprob_engine`` and Z the trainer's kept mass at the engine's temperature, the sampler
+part is log Z (at most 0) and the numerics part ``d - log Z``; where the trainer replays the kept set, there is none.
+Without Z the engine's mean of ``exp(d)`` estimates it: over tokens drawn from the engine's distribution, E[exp(d)] is
+the trainer's mass on the engine's support.
 """
 
 from __future__ import annotations
@@ -48,6 +48,9 @@ def _exact(c: Context) -> list[Finding]:
         # The engine's own kept mass: what filtering added to the token's log-prob.
         mass = np.exp(c.table.columns["logprob_engine_unfiltered"][c.rows].astype(np.float64) - c.engine)
     known = (mass > 0) & (mass <= 1.001)
+    replayed = c.column("kept_replayed")
+    if replayed is not None:  # both sides are renormalised there: d has no sampler part
+        known &= ~replayed
     if not known.any():
         return []
     sampler = np.log(np.minimum(mass[known], 1.0))

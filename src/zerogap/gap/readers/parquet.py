@@ -98,7 +98,7 @@ def _from_batch(batch: pa.RecordBatch, chosen: Mapping[str, str], source: str) -
                 columns[ours] = array.fill_null("").to_numpy(zero_copy_only=False).astype(object)
             elif kind == "bool":
                 filled = array.cast(pa.bool_()) if not pa.types.is_boolean(array.type) else array
-                columns[ours] = filled.fill_null(True).to_numpy(zero_copy_only=False)
+                columns[ours] = filled.fill_null(schema()[ours].missing).to_numpy(zero_copy_only=False)
             else:
                 wanted = pa.int64() if kind == "int64" else pa.float32()
                 if array.type != wanted:

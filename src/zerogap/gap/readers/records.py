@@ -28,6 +28,8 @@ _PER_TOKEN = frozenset(
         "logprob_trainer_second",
         "loss_mask",
         "kept_mass",
+        "kept_replayed",
+        "cached_tokens",
         "logprob_engine_unfiltered",
         "version_engine",
         "engine_token_id",
@@ -182,7 +184,7 @@ def _column(name: str, values: list[Any], source: str) -> tuple[Array, Array]:
     empty = np.array([value is None for value in values])
     if kind == "string":
         return np.array(["" if v is None else str(v) for v in values], dtype=object), empty
-    fill: Any = {"float32": math.nan, "bool": True, "int64": 0}[kind]
+    fill: Any = math.nan if kind == "float32" else schema()[name].missing
     try:
         if kind == "bool":
             return np.array([fill if v is None else bool(float(v)) for v in values], dtype=bool), empty

@@ -16,10 +16,11 @@ _ROWS_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Log-prob [R] (differentiable) and entropy [R] (not) of each row, and the kept sets if they were asked for."""
+    """Log-prob [R] (differentiable), entropy and kept mass [R] (not) of each row, and the kept sets if asked for."""
 
     logprob_R: Tensor
     entropy_R: Tensor
+    kept_mass_R: Tensor
     kept: tuple[Tensor | None, ...] | None = None
 
 
@@ -36,8 +37,8 @@ def token_logprobs(
         want_kept: also return the kept sets, for replay under later weights.
     """
     kept: list[Tensor | None] | None = [] if want_kept else None
-    logprob_R, entropy_R = _TokenLogprobs.apply(hidden_RK, lm_head_VK, target_R, settings, kept)
-    return TokenLogprobs(logprob_R, entropy_R, None if kept is None else tuple(kept))
+    logprob_R, entropy_R, mass_R = _TokenLogprobs.apply(hidden_RK, lm_head_VK, target_R, settings, kept)
+    return TokenLogprobs(logprob_R, entropy_R, mass_R, None if kept is None else tuple(kept))
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -49,22 +50,23 @@ class _TokenLogprobs(torch.autograd.Function):
         target_R: Tensor,
         settings: SamplerRows,
         kept: list[Tensor | None] | None,
-    ) -> tuple[Tensor, Tensor]:
-        logprob_R, entropy_R = (hidden_RK.new_empty(len(hidden_RK)) for _ in range(2))
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        logprob_R, entropy_R, mass_R = (hidden_RK.new_empty(len(hidden_RK)) for _ in range(3))
         padded_NK, vocabulary = pad_outputs(lm_head_VK), len(lm_head_VK)  # a copy of the table, if any: made once
         for rows in _chunks(len(hidden_RK)):
             distribution = _distribution(hidden_RK[rows], padded_NK, vocabulary, settings[rows])
             logprob_R[rows] = distribution.logprobs_of(target_R[rows])
             entropy_R[rows] = distribution.entropy_R
+            mass_R[rows] = distribution.kept_mass_R
             if kept is not None:
                 kept.extend(distribution.kept_sets())
         ctx.save_for_backward(hidden_RK, lm_head_VK, target_R)
         ctx.settings = settings
-        ctx.mark_non_differentiable(entropy_R)
-        return logprob_R, entropy_R
+        ctx.mark_non_differentiable(entropy_R, mass_R)
+        return logprob_R, entropy_R, mass_R
 
     @staticmethod
-    def backward(ctx: Any, grad_R: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, grad_R: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         hidden_RK, lm_head_VK, target_R = ctx.saved_tensors
         temperature_R = ctx.settings.temperature_R
         slope_R = grad_R / torch.where(temperature_R == 0, 1.0, temperature_R).to(grad_R.dtype)

@@ -83,6 +83,7 @@ class LogDistribution:
         weights_RV: e^shifted within the kept set, else +0.
         total_R: sum of the weights.
         kept_RV: the kept set, or None if every row keeps the whole vocabulary.
+        whole_R: sum of e^shifted over all tokens, kept or not; None if nothing was filtered.
         greedy_R: rows at temperature 0.
     """
 
@@ -91,6 +92,7 @@ class LogDistribution:
     total_R: Tensor
     kept_RV: Tensor | None
     greedy_R: Tensor
+    whole_R: Tensor | None = None
 
     def logprobs_of(self, token_R: Tensor) -> Tensor:
         """Return each row's log-prob of its token, [R]; -inf outside the kept set."""
@@ -111,6 +113,11 @@ class LogDistribution:
         """Entropy of each row's distribution in nats, [R]."""
         terms = torch.where(self.weights_RV > 0, self.weights_RV * self.shifted_RV, 0.0)
         return log(self.total_R) - blocked_sum(terms) / self.total_R
+
+    @property
+    def kept_mass_R(self) -> Tensor:
+        """Probability of each row's kept set before it was cut out, at the row's temperature, [R]."""
+        return torch.ones_like(self.total_R) if self.whole_R is None else self.total_R / self.whole_R
 
     def kept_sets(self) -> tuple[Tensor | None, ...]:
         """Return each row's kept set to be held and replayed (``zerogap.ops.portable.kept``)."""
@@ -133,9 +140,11 @@ def log_distribution(logits_RV: Tensor, settings: SamplerRows) -> LogDistributio
     weights_RV = exp(shifted_RV)
     if settings.kept is None:
         kept_RV = _kept_sets(shifted_RV, weights_RV, settings)
+    whole_R = None
     if kept_RV is not None:
+        whole_R = blocked_sum(weights_RV)
         weights_RV.masked_fill_(~kept_RV, 0.0)
-    return LogDistribution(shifted_RV, weights_RV, blocked_sum(weights_RV), kept_RV, greedy_R)
+    return LogDistribution(shifted_RV, weights_RV, blocked_sum(weights_RV), kept_RV, greedy_R, whole_R)
 
 
 def draw(distribution: LogDistribution, uniform_R: Tensor) -> Tensor:
