@@ -10,6 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from zerogap import __version__, signals
+from zerogap import cli_options as opt
+from zerogap.cli_watch import run_verb, watch
 from zerogap.console import discard_stdout, finish_stdout, message, prepare_streams
 from zerogap.errors import ExitCode, UsageError, ZerogapError
 
@@ -25,8 +27,6 @@ app = typer.Typer(
 
 # Newer typer carries its own copy of click, so the class is reached through typer's public one.
 _ClickError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
-
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout and nothing else there.")]
 
 
 def _version(show: bool) -> None:
@@ -56,7 +56,7 @@ def train(
             "--resume", metavar="auto|FOLDER", help="Continue from the newest checkpoint of run.dir, or from this one."
         ),
     ] = None,
-    json: JsonOption = False,
+    json: opt.Json = False,
 ) -> None:
     """Train by reinforcement learning with the gap checked on every trained token.
 
@@ -88,12 +88,10 @@ def gap(
             "more are compared. `save-baseline RUN NAME` saves a finished run's range.",
         ),
     ] = None,
-    mapping: Annotated[
-        list[str] | None, typer.Option("--map", metavar="COLUMN=THEIRS", help="Name a column of the source.")
-    ] = None,
-    gpu: Annotated[str | None, typer.Option(help="GPU of the run: picks the healthy range.")] = None,
-    model: Annotated[str | None, typer.Option(help="Model of the run: picks the healthy range.")] = None,
-    baseline: Annotated[str | None, typer.Option(help="Name of the healthy range.")] = None,
+    mapping: opt.ColumnMap = None,
+    gpu: opt.Gpu = None,
+    model: opt.Model = None,
+    baseline: opt.Baseline = None,
     contract: Annotated[
         str | None, typer.Option(help="Bit-exact contract that should hold: any gap is a fault.")
     ] = None,
@@ -116,7 +114,7 @@ def gap(
     ] = None,
     metrics: Annotated[bool, typer.Option("--metrics", help="List the metric names and their definitions.")] = False,
     baselines: Annotated[bool, typer.Option("--baselines", help="List the healthy ranges.")] = False,
-    json: JsonOption = False,
+    json: opt.Json = False,
 ) -> None:
     """Say what the log-prob gap is, whether it is healthy and where it comes from.
 
@@ -137,14 +135,12 @@ def gap(
 def report(
     source: Annotated[str, typer.Argument(metavar="RUN|SOURCE", help="Run folder, or any source of `zerogap gap`.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file to write.")] = Path("report.html"),
-    mapping: Annotated[
-        list[str] | None, typer.Option("--map", metavar="COLUMN=THEIRS", help="Name a column of the source.")
-    ] = None,
-    gpu: Annotated[str | None, typer.Option(help="GPU of the run: picks the healthy range.")] = None,
-    model: Annotated[str | None, typer.Option(help="Model of the run: picks the healthy range.")] = None,
-    baseline: Annotated[str | None, typer.Option(help="Name of the healthy range.")] = None,
+    mapping: opt.ColumnMap = None,
+    gpu: opt.Gpu = None,
+    model: opt.Model = None,
+    baseline: opt.Baseline = None,
     contract: Annotated[str | None, typer.Option(help="Bit-exact contract that should hold.")] = None,
-    json: JsonOption = False,
+    json: opt.Json = False,
 ) -> None:
     """Write one self-contained HTML file about a run: verdict, curves, gap, diagnoses, rollouts.
 
@@ -193,7 +189,7 @@ def check(
     collect: Annotated[bool, typer.Option("--collect", help="Write this machine's facts as JSON and stop.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the contracts and stop.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Show what holds, too, with evidence.")] = False,
-    json: JsonOption = False,
+    json: opt.Json = False,
 ) -> None:
     """Say before a run whether this machine (or a planned one) and model can do what a contract promises.
 
@@ -220,7 +216,7 @@ def certify(
     output: Annotated[
         Path | None, typer.Option("--output", help="Certificate file; else the certificate folder.")
     ] = None,
-    json: JsonOption = False,
+    json: opt.Json = False,
 ) -> None:
     """Prove on this device, for this model's shapes, that engine and trainer agree bit for bit.
 
@@ -258,7 +254,7 @@ def probe(
         Path | None, typer.Option(help="With --trainer-model: write the gap table (Parquet).")
     ] = None,
     store: Annotated[Path | None, typer.Option(help="Keep the result in this run folder as probe.json.")] = None,
-    json: JsonOption = False,
+    json: opt.Json = False,
 ) -> None:
     """Ask a running engine whether it is deterministic and what its log-probs mean.
 
@@ -269,128 +265,15 @@ def probe(
 
     raise typer.Exit(
         probe_command(
-            url,
-            trainer_model=trainer_model,
-            full=full,
-            budget_requests=budget_requests,
-            budget_seconds=budget_seconds,
-            only=only or (),
-            junit=junit,
-            against=against,
-            store=store,
-            save_table=save_table,
-            as_json=json,
+            url, trainer_model=trainer_model, full=full, budget_requests=budget_requests,
+            budget_seconds=budget_seconds, only=only or (), junit=junit, against=against, store=store,
+            save_table=save_table, as_json=json,
         )
-    )
+    )  # fmt: skip
 
 
-_Watched = {"context_settings": {"allow_interspersed_args": False}}
-OnFailure = Annotated[
-    str, typer.Option("--on-failure", metavar="stop|warn|exec", help="What to do about a verdict.", show_default=True)
-]
-Exec = Annotated[
-    str | None, typer.Option("--exec", metavar="'CMD ARG…'", help="Started (without a shell) for --on-failure exec.")
-]
-Engines = Annotated[
-    list[str] | None, typer.Option("--engine", metavar="URL", help="Address of an engine to probe; may be repeated.")
-]
-RuleFiles = Annotated[
-    list[Path] | None, typer.Option("--rules", metavar="FILE", help="Further log rules (TOML); may be repeated.")
-]
-Heartbeat = Annotated[
-    Path | None, typer.Option("--heartbeat", metavar="FILE", help="A file that the run touches while it is well.")
-]
-Notify = Annotated[
-    list[str] | None, typer.Option("--notify", metavar="URL", help="Where apprise sends a message; may be repeated.")
-]
-Patience = Annotated[float, typer.Option("--patience", help="Factor on all waiting times (0.5: half as patient).")]
-Grace = Annotated[float, typer.Option("--grace", metavar="S", help="Seconds between SIGTERM and SIGKILL.")]
-ProbeTimeout = Annotated[
-    float, typer.Option("--probe-timeout", metavar="S", help="Seconds that an engine has for one token.")
-]
-Folder = Annotated[
-    Path | None, typer.Option("--dir", metavar="FOLDER", help="Run folder; a new one in the current folder by default.")
-]
-GapRange = Annotated[
-    str | None,
-    typer.Option("--gap", metavar="RANGE", help="Healthy range of the gap (zerogap gap --baselines), or zero."),
-]
-RayAddress = Annotated[
-    str | None, typer.Option("--ray-address", metavar="URL", help="Ray's job server, http://127.0.0.1:8265 by default.")
-]
-
-
-@app.command("run", **_Watched)  # type: ignore[arg-type]
-def run_verb(
-    command: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND…", help="The training command.")] = None,
-    on_failure: OnFailure = "stop",
-    exec_: Exec = None,
-    engine: Engines = None,
-    rules: RuleFiles = None,
-    heartbeat: Heartbeat = None,
-    notify: Notify = None,
-    patience: Patience = 1.0,
-    grace: Grace = 10.0,
-    probe_timeout: ProbeTimeout = 10.0,
-    folder: Folder = None,
-    gap: GapRange = None,
-) -> None:
-    """Run any training command under the watchdog: a run that can only wait for ever is stopped, with the reason.
-
-    Exit codes: the command's own when it ended by itself; 1 the watchdog stopped it; 2 bad input.
-    """
-    from zerogap.watchdog.command import Options, run_command
-
-    options = Options(
-        on_failure, exec_, engine or (), rules or (), heartbeat, notify or (), patience, grace, probe_timeout, gap=gap
-    )
-    raise typer.Exit(run_command(command or [], options, folder))
-
-
-@app.command()
-def watch(
-    pid: Annotated[int | None, typer.Option("--pid", help="A running process; its children are watched too.")] = None,
-    log: Annotated[
-        list[str] | None, typer.Option("--log", metavar="[NAME=]FILE", help="A log to follow; may be repeated.")
-    ] = None,
-    engine: Engines = None,
-    ray_job: Annotated[str | None, typer.Option("--ray-job", metavar="ID", help="Submission id of a Ray job.")] = None,
-    ray_address: RayAddress = None,
-    folder: Folder = None,
-    once: Annotated[bool, typer.Option("--once", help="Judge the logs that are there, then end.")] = False,
-    on_failure: OnFailure = "stop",
-    exec_: Exec = None,
-    rules: RuleFiles = None,
-    heartbeat: Heartbeat = None,
-    notify: Notify = None,
-    patience: Patience = 1.0,
-    grace: Grace = 10.0,
-    probe_timeout: ProbeTimeout = 10.0,
-    gap: GapRange = None,
-    json: JsonOption = False,
-) -> None:
-    """Attach the watchdog to a run that is already going, or judge the logs of one that is over (--once).
-
-    Exit codes: 0 ended well (--once: no trouble found); 1 a verdict; 2 bad input; 3 unknown.
-    """
-    from zerogap.watchdog.command import Options, watch_command
-
-    options = Options(
-        on_failure,
-        exec_,
-        engine or (),
-        rules or (),
-        heartbeat,
-        notify or (),
-        patience,
-        grace,
-        probe_timeout,
-        ray_job,
-        ray_address,
-        log or (),
-        gap,
-    )
-    raise typer.Exit(watch_command(options, pid=pid, folder=folder, once=once, as_json=json))
+app.command("run", context_settings={"allow_interspersed_args": False})(run_verb)
+app.command()(watch)
 
 
 def main(arguments: list[str] | None = None) -> None:

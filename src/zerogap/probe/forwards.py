@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from zerogap.probe.limits import BadAnswerError
+from zerogap.probe.sampled import Floats, Sampled
 from zerogap.threads import prepare_environment
-
-if TYPE_CHECKING:
-    from zerogap.probe.trainer import Floats, Sampled
 
 
 def score_ours(model: Path, sampled: Sequence[Sampled]) -> list[Floats]:

@@ -3,41 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zerogap.files import write_atomic
 from zerogap.gap.api import compare
 from zerogap.probe import prompts
 from zerogap.probe.ask import NEUTRAL, Ask
 from zerogap.probe.context import Probe
+from zerogap.probe.forwards import score_hf, score_ours
 from zerogap.probe.limits import BadAnswerError
 from zerogap.probe.outcome import Outcome, Status, unknown
+from zerogap.probe.sampled import Floats, Sampled
 
 CHECK_NAMES = ("trainer-gap", "trainer-gap-hf")
 _STATUS: dict[str, Status] = {"zero": "pass", "healthy": "pass", "fault": "fail", "out-of-range": "fail"}
-Floats = NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """One sequence as the engine sampled it, at temperature 1 and without truncation.
-
-    Attributes:
-        prompt: token ids.
-        tokens: T generated token ids.
-        logprob_T: float32, nats, as recorded when sampled.
-        cached: prompt tokens from the engine's prefix cache, 0 when not told.
-    """
-
-    prompt: tuple[int, ...]
-    tokens: tuple[int, ...]
-    logprob_T: Floats
-    cached: int
 
 
 async def against_trainer(probe: Probe, model: Path, table: Path | None, notes: list[str]) -> dict[str, Outcome]:
@@ -53,8 +35,6 @@ async def against_trainer(probe: Probe, model: Path, table: Path | None, notes: 
         ProbeError: the engine cannot be asked for token ids.
     """
     sampled = await sample(probe)
-    from zerogap.probe.forwards import score_hf, score_ours
-
     found: dict[str, Outcome] = {}
     for name, score in (("trainer-gap", score_ours), ("trainer-gap-hf", score_hf)):
         try:

@@ -6,26 +6,24 @@ import json
 import os
 import subprocess
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zerogap.console import printable
 from zerogap.errors import ZerogapError
 from zerogap.files import write_text_atomic
 from zerogap.watchdog import machine
+from zerogap.watchdog.collect import Collector
 from zerogap.watchdog.events import Exit, Verdict
 from zerogap.watchdog.incident import check_launch, write_incident
 from zerogap.watchdog.notify import notify
 from zerogap.watchdog.redact import redact_argv
 from zerogap.watchdog.stop import Stopped, label, stacks, stop_tree
 
-if TYPE_CHECKING:
-    from zerogap.watchdog.session import Session
-
 
 class Action:
     """Acts for one session."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Collector) -> None:
         self.session = session
         self._stacks: dict[str, str] = {}
 

@@ -26,7 +26,7 @@ from zerogap.watchdog.scan import Hit, Scanner
 from zerogap.watchdog.seen import Seen, number
 
 if TYPE_CHECKING:
-    from zerogap.watchdog.command import Options
+    from zerogap.watchdog.options import Options
 
 STEP_S = 1e-6  # between lines that carry no time of their own: their order is all that is known
 CHATTER = ("progress", "metric")

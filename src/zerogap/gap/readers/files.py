@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zerogap.errors import UsageError
+from zerogap.gap.readers.context_parallel import join_ranks
 from zerogap.gap.readers.loaded import Loaded, add_tables, take
 from zerogap.gap.readers.parquet import parquet_batches
 from zerogap.gap.readers.records import RecordTable
@@ -70,6 +71,7 @@ def add_records(found: Iterable[Mapping[str, Any]], where: str, mapping: Mapping
     """Take sample records, joining what rollout and train dumps say about the same sample."""
     table = RecordTable(where, mapping)
     joined: dict[tuple[str, str], dict[str, Any]] = {}
+    cut: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for number, record in enumerate(found):
         record = {key: value for key, value in record.items() if value is not None}
         kind = record.pop("__kind", None)
@@ -78,19 +80,27 @@ def add_records(found: Iterable[Mapping[str, Any]], where: str, mapping: Mapping
             name = record.pop("sample_indices", name) if kind == "train" else name
             record["sample"] = str(name)
             held = joined.setdefault((str(record.get("step")), str(name)), {})
-            if kind == "train":
-                record.pop("rollout_log_probs", None) if "rollout_log_probs" in held else None
-                held.update(record)
+            if "__cp" in record:
+                cut.setdefault((str(record.get("step")), str(name)), []).append(record)
             else:
-                held.update(record)
+                _add_side(held, record, kind)
         else:
             table.add(record, f"{where}:{number + 1}")
+    for (step, name), ranks in cut.items():
+        _add_side(joined[step, name], join_ranks(ranks, f"{where}: step {step}, sample {name}"), "train")
     for (step, name), record in joined.items():
         _trim(record)
         table.add(record, f"{where}: step {step}, sample {name}")
     made = table.build()
     if made is not None:
         add_tables([made], len(made), loaded)
+
+
+def _add_side(held: dict[str, Any], record: dict[str, Any], kind: str) -> None:
+    """Add what one dump says of a sample; the rollout dump's engine values are the unrounded ones."""
+    if kind == "train" and "rollout_log_probs" in held:
+        record.pop("rollout_log_probs", None)
+    held.update(record)
 
 
 def _trim(record: dict[str, Any]) -> None:

@@ -159,10 +159,19 @@ def records_of(dump: Any) -> Iterator[dict[str, Any]]:
                 yield {"__kind": "rollout", "step": dump.get("rollout_id"), **_rollout(sample)}
         return
     if isinstance(dump, Mapping) and isinstance(dump.get("rollout_data"), Mapping):
-        if int(_plain(dump.get("cp_size", 1)) or 1) > 1:
-            raise RefusedError("its log-probs are slices of context parallelism (cp_size > 1); dump with cp_size 1")
         data = {key: _plain(value) for key, value in dump["rollout_data"].items()}
-        yield from _columns(data, {"__kind": "train", "step": dump.get("rollout_id"), "rank": dump.get("rank")})
+        cp_size = int(_plain(dump.get("cp_size", 1)) or 1)
+        common = {"__kind": "train", "step": dump.get("rollout_id"), "rank": dump.get("rank")}
+        for record in _columns(data, common):
+            if cp_size > 1:  # slices, to be joined with those of the other ranks
+                if dump.get("cp_rank") is None:
+                    raise RefusedError(
+                        "it is one rank's slices of context parallelism and does not say which (cp_rank); "
+                        "dump with context parallelism off"
+                    )
+                padded = record.get("max_seq_lens") if dump.get("qkv_format") == "bshd" else 0
+                record["__cp"] = [int(_plain(dump["cp_rank"])), cp_size, int(padded or 0)]
+            yield record
         return
     if isinstance(dump, Mapping):
         yield from _columns({key: _plain(value) for key, value in dump.items()}, {"__kind": "samples"})
