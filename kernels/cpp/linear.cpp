@@ -19,10 +19,11 @@ constexpr int panels_for(int) { return 1; }
 constexpr int MOST_ROWS = 4;
 #endif
 
-constexpr int64_t ROW_BLOCK = 96;     // rows of a task: they stay in the second-level cache while panels pass
-constexpr int64_t COLUMN_BLOCK = 16;  // panels of a task
+constexpr int64_t ROW_BLOCK = 96;  // rows of a task: they stay in the second-level cache while panels pass
+constexpr int64_t COLUMN_TASKS = 4;  // tasks per member over the columns
 
-template <int MR, int NP, class Load>
+// Where AHEAD, the next NP panels are fetched from memory while these are at work.
+template <int MR, int NP, class Load, bool AHEAD>
 void tile(const LinearArgs& args, int64_t row, int64_t panel) {
   const Packed& weight = *args.weight;
   const int64_t width = weight.in_features / weight.segments;
@@ -33,12 +34,12 @@ void tile(const LinearArgs& args, int64_t row, int64_t panel) {
   F16 acc[MR][NP];
   if (weight.segments == 1) {
     clear(acc);
-    multiply<MR, NP, Load>(acc, x, args.x_stride, 1, panels, PANEL, width);
+    multiply<MR, NP, Load, AHEAD>(acc, x, args.x_stride, 1, panels, PANEL, width, NP * weight.in_features * PANEL);
   } else {
     F16 held[3][MR][NP];  // sums of 1, 2 and 4 segments that wait for their neighbour
     for (int segment = 0; segment < weight.segments; ++segment) {
       clear(acc);
-      multiply<MR, NP, Load>(acc, x, args.x_stride, 1, panels, PANEL, width);
+      multiply<MR, NP, Load, AHEAD>(acc, x, args.x_stride, 1, panels, PANEL, width, NP * weight.in_features * PANEL);
       x += width;
       for (int p = 0; p < NP; ++p) panels[p] += width * PANEL;
       int level = 0;
@@ -66,19 +67,12 @@ void tile(const LinearArgs& args, int64_t row, int64_t panel) {
   }
 }
 
-template <int MR, class Load>
-void strip(const LinearArgs& args, int64_t row, int64_t panel, int64_t end) {
-  constexpr int NP = panels_for(MR);
-  for (; panel + NP <= end; panel += NP) tile<MR, NP, Load>(args, row, panel);
-  for (; panel < end; ++panel) tile<MR, 1, Load>(args, row, panel);
-}
-
-template <class Load>
-void strip_of(int rows, const LinearArgs& args, int64_t row, int64_t panel, int64_t end) {
+template <int NP, class Load, bool AHEAD>
+void tile_of(int rows, const LinearArgs& args, int64_t row, int64_t panel) {
   switch (rows) {
-#define ZG_ROWS(n) \
-  case n:          \
-    if constexpr (n <= MOST_ROWS) strip<n, Load>(args, row, panel, end); \
+#define ZG_ROWS(n)                                                                              \
+  case n:                                                                                       \
+    if constexpr (n <= MOST_ROWS && NP <= panels_for(n)) tile<n, NP, Load, AHEAD>(args, row, panel); \
     break;
     ZG_ROWS(1) ZG_ROWS(2) ZG_ROWS(3) ZG_ROWS(4) ZG_ROWS(5) ZG_ROWS(6)
     ZG_ROWS(7) ZG_ROWS(8) ZG_ROWS(9) ZG_ROWS(10) ZG_ROWS(11) ZG_ROWS(12)
@@ -86,22 +80,61 @@ void strip_of(int rows, const LinearArgs& args, int64_t row, int64_t panel, int6
   }
 }
 
+// Rows [first, last) against panels [begin, end): a few panels at a time meet all rows while they are in cache.
+template <int NP, class Load>
+void block(const LinearArgs& args, int64_t first, int64_t last, int64_t begin, int64_t end) {
+  const int64_t tiles = (last - first + MOST_ROWS - 1) / MOST_ROWS;
+  for (int64_t panel = begin; panel < end;) {
+    const bool whole = panel + NP <= end;
+    for (int64_t t = 0; t < tiles; ++t) {
+      const int64_t row = first + (last - first) * t / tiles;
+      const int rows = static_cast<int>(first + (last - first) * (t + 1) / tiles - row);
+      if (!whole)
+        tile_of<1, Load, false>(rows, args, row, panel);
+      else if (t == 0 && panel + 2 * NP <= end)
+        tile_of<NP, Load, true>(rows, args, row, panel);
+      else
+        tile_of<NP, Load, false>(rows, args, row, panel);
+    }
+    panel += whole ? NP : 1;
+  }
+}
+
 template <class Load>
 void linear_of(Team& team, Work& work, const LinearArgs& args) {
   const int64_t panels = args.weight->panels();
-  // One tile high: each member streams a long run of panels. Else blocks of rows against blocks of panels.
-  const int64_t rows_at_once = args.rows <= MOST_ROWS ? args.rows : ROW_BLOCK;
-  const int64_t columns = COLUMN_BLOCK;
-  const int64_t row_tasks = (args.rows + rows_at_once - 1) / rows_at_once;
+  const int64_t row_tasks = (args.rows + ROW_BLOCK - 1) / ROW_BLOCK;
+  constexpr int64_t UNIT = 8;
+  const int64_t wanted = (panels + COLUMN_TASKS * team.count - 1) / (COLUMN_TASKS * team.count);
+  const int64_t columns = (wanted + UNIT - 1) / UNIT * UNIT;
   const int64_t column_tasks = (panels + columns - 1) / columns;
   for (int64_t task = work.next(); task < row_tasks * column_tasks; task = work.next()) {
-    const int64_t first = task / column_tasks * rows_at_once, last = first + rows_at_once < args.rows ? first + rows_at_once : args.rows;
+    const int64_t at = task / column_tasks, first = args.rows * at / row_tasks, last = args.rows * (at + 1) / row_tasks;
     const int64_t begin = task % column_tasks * columns, end = begin + columns < panels ? begin + columns : panels;
-    int64_t row = first;
-    for (; row + MOST_ROWS <= last; row += MOST_ROWS) strip<MOST_ROWS, Load>(args, row, begin, end);
-    if (row < last) strip_of<Load>(static_cast<int>(last - row), args, row, begin, end);
+    const int64_t rows = last - first, tiles = (rows + MOST_ROWS - 1) / MOST_ROWS;
+    switch (panels_for(static_cast<int>((rows + tiles - 1) / tiles))) {
+      case 8:
+        block<8, Load>(args, first, last, begin, end);
+        break;
+      case 6:
+        block<6, Load>(args, first, last, begin, end);
+        break;
+      case 5:
+        block<5, Load>(args, first, last, begin, end);
+        break;
+      case 4:
+        block<4, Load>(args, first, last, begin, end);
+        break;
+      case 3:
+        block<3, Load>(args, first, last, begin, end);
+        break;
+      case 2:
+        block<2, Load>(args, first, last, begin, end);
+        break;
+      default:
+        block<1, Load>(args, first, last, begin, end);
+    }
   }
-  (void)team;
 }
 
 void linear(Team& team, Work& work, const LinearArgs& args) {

@@ -1,3 +1,5 @@
+#include <sys/mman.h>
+
 #include <new>
 
 #include "linear.h"
@@ -11,6 +13,9 @@ Packed::Packed(int64_t out_features, int64_t in_features, Kind kind, int segment
   const size_t unit = bytes() >= HUGE_PAGE ? HUGE_PAGE : 4096;
   data = std::aligned_alloc(unit, (bytes() + unit) / unit * unit);
   if (data == nullptr) throw std::bad_alloc();
+#if defined(MADV_HUGEPAGE)
+  if (unit == HUGE_PAGE) madvise(data, bytes(), MADV_HUGEPAGE);
+#endif
 }
 
 }  // namespace zg

@@ -18,7 +18,7 @@ namespace zg {
 
 namespace {
 
-constexpr int SPINS = 2000;  // some 20 microseconds: between the kernels of one call, never between calls
+constexpr int SPINS = 3000;  // some 50 microseconds: over the gap between two kernels or two calls, then sleep
 constexpr int SCRATCHES = 4;
 
 void relax() {
@@ -113,13 +113,18 @@ class Pool {
     grow(threads - 1);
     {
       const std::lock_guard<std::mutex> guard(lock_);
-      body_ = body, context_ = context, barrier_ = &barrier, members_ = threads, running_ = threads - 1;
-      ++job_;
+      body_ = body, context_ = context, barrier_ = &barrier, members_ = threads;
+      running_.store(threads - 1, std::memory_order_relaxed);
+      job_.fetch_add(1, std::memory_order_release);
     }
-    wake_.notify_all();
+    if (sleepers_.load(std::memory_order_seq_cst) > 0) wake_.notify_all();
     work(Team{0, threads, &barrier}, body, context);
+    for (int spin = 0; spin < SPINS; ++spin) {
+      if (running_.load(std::memory_order_acquire) == 0) return;
+      relax();
+    }
     std::unique_lock<std::mutex> guard(lock_);
-    done_.wait(guard, [&] { return running_ == 0; });
+    done_.wait(guard, [&] { return running_.load(std::memory_order_acquire) == 0; });
   }
 
  private:
@@ -131,7 +136,7 @@ class Pool {
   void grow(int workers) {
     while (static_cast<int>(threads_.size()) < workers) {
       const int index = static_cast<int>(threads_.size()) + 1;
-      const uint64_t seen = job_;
+      const uint64_t seen = job_.load();
       threads_.emplace_back([this, index, seen] { serve(index, seen); });
       threads_.back().detach();
     }
@@ -139,31 +144,38 @@ class Pool {
 
   void serve(int index, uint64_t seen) {
     for (;;) {
+      for (int spin = 0; spin < SPINS && job_.load(std::memory_order_acquire) == seen; ++spin) relax();
       Body body;
       void* context;
       Barrier* barrier;
       int members;
       {
         std::unique_lock<std::mutex> guard(lock_);
-        wake_.wait(guard, [&] { return job_ != seen; });
-        seen = job_;
+        // Counted before the job is looked at, under the lock: a caller that sees no sleeper has not missed one.
+        sleepers_.fetch_add(1, std::memory_order_seq_cst);
+        wake_.wait(guard, [&] { return job_.load(std::memory_order_relaxed) != seen; });
+        sleepers_.fetch_sub(1, std::memory_order_relaxed);
+        seen = job_.load(std::memory_order_relaxed);
         if (index >= members_) continue;
         body = body_, context = context_, barrier = barrier_, members = members_;
       }
       work(Team{index, members, barrier}, body, context);
-      const std::lock_guard<std::mutex> guard(lock_);
-      if (--running_ == 0) done_.notify_one();
+      if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+        const std::lock_guard<std::mutex> guard(lock_);
+        done_.notify_one();
+      }
     }
   }
 
   std::mutex turn_, lock_;
   std::condition_variable wake_, done_;
   std::vector<std::thread> threads_;
-  uint64_t job_ = 0;
+  std::atomic<uint64_t> job_{0};
+  std::atomic<int> running_{0}, sleepers_{0};
   Body body_ = nullptr;
   void* context_ = nullptr;
   Barrier* barrier_ = nullptr;
-  int members_ = 0, running_ = 0;
+  int members_ = 0;
 };
 
 // Never destroyed: its sleeping threads may outlive static destructors. A forked child has no workers, so it
