@@ -19,7 +19,7 @@ def sequence(logprobs: list[float], mask: list[bool] | None = None) -> TrainSequ
 
 
 def scored(logprobs: list[float]) -> Scored:
-    return Scored(torch.tensor(logprobs), torch.zeros(len(logprobs)), torch.ones(len(logprobs)))
+    return Scored(torch.tensor(logprobs), torch.zeros(len(logprobs)))
 
 
 def test_equal_words_do_not_differ() -> None:

@@ -292,7 +292,7 @@ def _samples(
             places = compared.trained_places.tolist()
             for place, value in zip(places, scored.logprob_T.tolist(), strict=True):
                 trainers[compared.key][place] = value
-            if compared.key in masses:
+            if compared.key in masses and scored.kept_mass_T is not None:
                 for place, value in zip(places, scored.kept_mass_T.tolist(), strict=True):
                     masses[compared.key][place] = value
     samples = []

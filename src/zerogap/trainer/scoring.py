@@ -23,15 +23,15 @@ class Scored:
     Attributes:
         logprob_T: float32 (the decoder's dtype), in nats, under the sampler settings of the sequence.
         entropy_T: entropy in nats of the distribution that each token was drawn from.
-        kept_mass_T: probability of each token's kept set before it was cut out, at the sequence's temperature; 1 where
-            nothing was cut.
         kept: each token's kept set (``zerogap.ops.portable.kept``), or None if not asked for.
+        kept_mass_T: probability of each token's kept set before it was cut out, at the sequence's temperature; 1 where
+            nothing was cut. None if the backend does not say.
     """
 
     logprob_T: Tensor
     entropy_T: Tensor
-    kept_mass_T: Tensor
     kept: KeptRows | None = None
+    kept_mass_T: Tensor | None = None
 
 
 def check_sequences(decoder: Decoder, sequences: Sequence[TrainSequence]) -> None:
@@ -69,11 +69,12 @@ def split_scores(batch: MicroBatch, result: ops.TokenLogprobs) -> list[Scored]:
     """Cut the scores of a micro-batch into one `Scored` per member."""
     logprobs = result.logprob_R.detach().split(batch.counts)
     entropies = result.entropy_R.detach().split(batch.counts)
-    masses = result.kept_mass_R.detach().split(batch.counts)
+    mass_S = result.kept_mass_R
+    masses = [None] * len(batch.counts) if mass_S is None else mass_S.detach().split(batch.counts)
     scored, first = [], 0
     for logprob_T, entropy_T, mass_T, count in zip(logprobs, entropies, masses, batch.counts, strict=True):
         kept = None if result.kept is None else result.kept[first : first + count]
-        scored.append(Scored(logprob_T.clone(), entropy_T.clone(), mass_T.clone(), kept))
+        scored.append(Scored(logprob_T.clone(), entropy_T.clone(), kept, None if mass_T is None else mass_T.clone()))
         first += count
     return scored
 
@@ -101,7 +102,7 @@ def score(
     """
     check_sequences(decoder, sequences)
     empty = torch.empty(0)
-    scores = [Scored(empty, empty, empty, () if want_kept else None)] * len(sequences)
+    scores = [Scored(empty, empty, () if want_kept else None, empty)] * len(sequences)
     for members in pack([sequence.input_rows for sequence in sequences], micro_batch_rows):
         batch = micro_batch(sequences, members)
         for member, scored in zip(members, split_scores(batch, forward(decoder, batch, want_kept)), strict=True):

@@ -16,12 +16,15 @@ _ROWS_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Log-prob [R] (differentiable), entropy and kept mass [R] (not) of each row, and the kept sets if asked for."""
+    """Log-prob [R] (differentiable) and entropy [R] (not) of each row, and the kept sets if they were asked for.
+
+    ``kept_mass_R`` is each kept set's probability before it was cut out; None from a backend that does not say.
+    """
 
     logprob_R: Tensor
     entropy_R: Tensor
-    kept_mass_R: Tensor
     kept: tuple[Tensor | None, ...] | None = None
+    kept_mass_R: Tensor | None = None
 
 
 def token_logprobs(
@@ -38,7 +41,7 @@ def token_logprobs(
     """
     kept: list[Tensor | None] | None = [] if want_kept else None
     logprob_R, entropy_R, mass_R = _TokenLogprobs.apply(hidden_RK, lm_head_VK, target_R, settings, kept)
-    return TokenLogprobs(logprob_R, entropy_R, mass_R, None if kept is None else tuple(kept))
+    return TokenLogprobs(logprob_R, entropy_R, None if kept is None else tuple(kept), mass_R)
 
 
 def sample(
