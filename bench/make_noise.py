@@ -2,18 +2,15 @@
 
 Each row is one sampled token of SmolLM2-135M-Instruct. The columns hold its log-prob in float32 and bfloat16 and
 under a forward pass that carries one fault: other weights, other rotary base, other prompt, other sampler. Nothing is
-simulated that the model can do itself; ``bench/diagnoses.py`` only picks rows and pairs columns. A second file,
-``bench/data/smollm2_short.parquet``, has texts that start from one to eight tokens, where faults of positions show.
+simulated that the model can do itself; ``bench/diagnoses.py`` only picks rows and pairs columns.
 
-    python bench/make_noise.py MODEL_FOLDER            # needs torch and transformers; about an hour on two cores
-    python bench/make_noise.py MODEL_FOLDER --short    # the second file alone; some minutes
+    python bench/make_noise.py MODEL_FOLDER        # needs torch and transformers; about an hour on two cores
 """
 
 from __future__ import annotations
 
 import copy
 import ctypes
-import functools
 import gc
 import sys
 from pathlib import Path
@@ -35,13 +32,6 @@ QUESTIONS = [
     "Describe how bread is made, step by step.",
     "Solve for x: 3x + 7 = 25. Explain every step.",
 ]
-OUT_SHORT = OUT.with_name("smollm2_short.parquet")
-OPENINGS = [
-    "The", "In 1912, the", "def fibonacci", "Once upon a time", "Water is", "My favourite book is", "To bake bread,",
-    "import numpy", "Dear Sir", "The history of the Roman", "A", "Chapter 1", "Photosynthesis is the process",
-    "Question: What", "There are three kinds of", "She opened the door and",
-]  # fmt: skip
-SHORT_SAMPLES, SHORT_TOKENS = 4, 150
 SAMPLES, NEW_TOKENS, TEMPERATURES = 8, 120, (0.6, 0.8, 1.2)
 TOP_P, TOP_K, MIN_P, PENALTIES = (0.7, 0.8, 0.9, 0.95), (20,), (0.05,), (1.1, 1.2)
 
@@ -91,9 +81,25 @@ def main(folder: str) -> None:
                 sequences.append((number, ids[0].tolist(), row[:end]))
         print("generated", number, len(sequences), flush=True)
 
-    variants = changed_models(model, sequences)
+    variants = {"fp32": model}
+    variants["bf16"] = copy.deepcopy(model).bfloat16()
+    variants.update(updated_models(model, sequences))
+    other = copy.deepcopy(model)
+    other.config.rope_parameters["rope_theta"] = 10000.0
+    rotary = type(other.model.rotary_emb)(config=other.config)
+    other.model.rotary_emb = rotary
+    variants["rope_10k"] = other
+    for name, quantise in (("fp8", fp8), ("int4", int4)):
+        other = copy.deepcopy(model)
+        for module in other.model.layers.modules():
+            if isinstance(module, torch.nn.Linear):
+                module.weight.copy_(quantise(module.weight))
+        variants[name] = other
+
     columns: dict[str, list[np.ndarray]] = {}
-    put = functools.partial(append, columns)
+
+    def put(name: str, values: torch.Tensor | np.ndarray | list[int]) -> None:
+        columns.setdefault(name, []).append(np.array(values, copy=True))
 
     for sample, (number, before, response) in enumerate(sequences):
         targets = torch.tensor(response)[:, None]
@@ -135,72 +141,8 @@ def main(folder: str) -> None:
         release_memory()
         print("scored", sample, len(sequences), flush=True)
         if sample % 8 == 7:
-            save(columns, OUT)
-    save(columns, OUT)
-
-
-def append(columns: dict[str, list[np.ndarray]], name: str, values: torch.Tensor | np.ndarray | list[int]) -> None:
-    columns.setdefault(name, []).append(np.array(values, copy=True))
-
-
-def changed_models(model, sequences) -> dict:  # type: ignore[no-untyped-def]
-    """The model in other precisions, with other weights and with another rotary base."""
-    variants = {"fp32": model, "bf16": copy.deepcopy(model).bfloat16(), **updated_models(model, sequences)}
-    variants["rope_10k"] = with_base(model, 10_000.0)
-    for name, quantise in (("fp8", fp8), ("int4", int4)):
-        other = copy.deepcopy(model)
-        for module in other.model.layers.modules():
-            if isinstance(module, torch.nn.Linear):
-                module.weight.copy_(quantise(module.weight))
-        variants[name] = other
-    return variants
-
-
-def with_base(model, theta: float):  # type: ignore[no-untyped-def]
-    """The model with another rotary base than its own 100,000."""
-    other = copy.deepcopy(model)
-    other.config.rope_parameters["rope_theta"] = theta
-    other.model.rotary_emb = type(other.model.rotary_emb)(config=other.config)
-    return other
-
-
-@torch.no_grad()
-def short(folder: str) -> None:
-    """Texts from a few tokens on, under the faults whose growth with the position has to be told apart."""
-    torch.manual_seed(1)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    openings = [tokenizer(opening, add_special_tokens=False)["input_ids"] for opening in OPENINGS]
-    width = max(map(len, openings))
-    rows = [[tokenizer.pad_token_id] * (width - len(ids)) + ids for ids in openings]
-    mask = [[0] * (width - len(ids)) + [1] * len(ids) for ids in openings]
-    made = model.generate(
-        torch.tensor(rows), attention_mask=torch.tensor(mask),
-        do_sample=True, top_k=0, top_p=1.0, temperature=1.0, max_new_tokens=SHORT_TOKENS,
-        num_return_sequences=SHORT_SAMPLES, pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
-    sequences = []
-    for row, response in enumerate(made[:, width:].tolist()):
-        end = response.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in response else len(response)
-        if end >= 16:
-            sequences.append((row // SHORT_SAMPLES, openings[row // SHORT_SAMPLES], response[:end]))
-    print("generated", len(sequences), flush=True)
-    variants = changed_models(model, sequences)
-    variants |= {"rope_500k": with_base(model, 500_000.0), "rope_1m": with_base(model, 1_000_000.0)}
-    columns: dict[str, list[np.ndarray]] = {}
-    for sample, (number, before, response) in enumerate(sequences):
-        length = len(response)
-        for name, values in (("sample", [sample] * length), ("prompt", [number] * length),
-                             ("prompt_length", [len(before)] * length), ("position", list(range(length))),
-                             ("token_id", response)):  # fmt: skip
-            append(columns, name, values)
-        for name, variant in variants.items():
-            logits = variant(torch.tensor([before + response])).logits[0, len(before) - 1 : -1]
-            chosen = logits.float().log_softmax(-1).gather(-1, torch.tensor(response)[:, None])[:, 0]
-            append(columns, f"lp_{name}", chosen)
-        release_memory()
-        print("scored", sample, len(sequences), flush=True)
-    save(columns, OUT_SHORT)
+            save(columns)
+    save(columns)
 
 
 def release_memory() -> None:
@@ -209,19 +151,19 @@ def release_memory() -> None:
     ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
-def save(columns: dict[str, list[np.ndarray]], path: Path) -> None:
+def save(columns: dict[str, list[np.ndarray]]) -> None:
     table = pa.table({name: np.concatenate(parts) for name, parts in columns.items()})
     table = table.cast(
         pa.schema([(f.name, pa.int32() if pa.types.is_integer(f.type) else pa.float32()) for f in table.schema])
     )
-    path.parent.mkdir(exist_ok=True)
+    OUT.parent.mkdir(exist_ok=True)
     numbers = [f.name for f in table.schema if pa.types.is_floating(f.type)]
     pq.write_table(
-        table, path, compression="zstd", compression_level=19,
+        table, OUT, compression="zstd", compression_level=19,
         use_dictionary=[name for name in table.column_names if name not in numbers],
         column_encoding=dict.fromkeys(numbers, "BYTE_STREAM_SPLIT"),
     )  # fmt: skip
-    print(path, table.num_rows)
+    print(OUT, table.num_rows)
 
 
 def sampler_columns(put, logits, logits16, before, response) -> None:  # type: ignore[no-untyped-def]
@@ -284,4 +226,4 @@ def int4(weight: torch.Tensor) -> torch.Tensor:
 
 
 if __name__ == "__main__":
-    short(sys.argv[1]) if "--short" in sys.argv[2:] else main(sys.argv[1])
+    main(sys.argv[1])

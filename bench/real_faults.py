@@ -3,7 +3,7 @@
 Each fault changes one thing in a `zerogap train` run of the built-in model with the gate on "warn", so that the run
 goes on and writes its files; `zerogap gap` then reads the folder.
 
-    python bench/real_faults.py [--steps 6] [--folder FOLDER]
+    python bench/real_faults.py [--steps 6]
 """
 
 from __future__ import annotations
@@ -102,23 +102,40 @@ def _engine(change: Callable[[Any], None]) -> Patch:
     return patch
 
 
-def _other_rope(made: Any) -> None:
-    decoder = made.engine.decoder
-    rope = decoder.config.rope
-    scaled = tuple(value**0.6 for value in rope.inverse_frequencies)
-    decoder.config = dataclasses.replace(decoder.config, rope=dataclasses.replace(rope, inverse_frequencies=scaled))
+def _other_base(power: float) -> Patch:
+    """The engine's rotary base is the trainer's to the power of ``power``."""
+
+    def change(made: Any) -> None:
+        decoder = made.engine.decoder
+        rope = decoder.config.rope
+        other = dataclasses.replace(rope, inverse_frequencies=tuple(f**power for f in rope.inverse_frequencies))
+        decoder.config = dataclasses.replace(decoder.config, rope=other)
+
+    return _engine(change)
 
 
-def bf16_engine(stack: contextlib.ExitStack) -> None:
-    """The engine's weights are rounded to bf16 at every sync, the trainer's stay float32."""
+def _rounded(to: Callable[[torch.Tensor], torch.Tensor]) -> Patch:
+    """The engine's weights are rounded at every sync, the trainer's stay float32."""
+
+    def rounded(made: Any) -> dict[str, torch.Tensor]:
+        return {name: to(weight) for name, weight in made.decoder.state_dict().items()}
 
     def send(self: Loop, version: int) -> None:
-        state = {name: weight.bfloat16().float() for name, weight in self.run_.decoder.state_dict().items()}
+        state = rounded(self.run_)
         self.run_.engine.load_weights(state, version, weights_digest(state))
 
-    _set(stack, Loop, "_send_weights", send)
-    _engine(lambda made: made.engine.load_weights(
-        {name: weight.bfloat16().float() for name, weight in made.decoder.state_dict().items()}, 0))(stack)  # fmt: skip
+    def patch(stack: contextlib.ExitStack) -> None:
+        _set(stack, Loop, "_send_weights", send)
+        _engine(lambda made: made.engine.load_weights(rounded(made), 0))(stack)
+
+    return patch
+
+
+def _four_bits(weight: torch.Tensor) -> torch.Tensor:
+    if weight.dim() < 2:
+        return weight
+    scale = weight.abs().amax(-1, keepdim=True) / 7
+    return (weight / scale).round() * scale
 
 
 def kept_cache(stack: contextlib.ExitStack) -> None:
@@ -136,11 +153,18 @@ FAULTS: dict[str, tuple[Patch, tuple[str, ...], set[str]]] = {
         (*LONG, "rollout.temperature=0.6"),
         {"sampler/temperature"},
     ),
-    "other rotary frequencies": (_engine(_other_rope), LONG, {"numerics/contract-broken", "inputs-differ/positions"}),
+    "other rotary base": (_other_base(0.6), LONG, {"inputs-differ/positions"}),
+    "rotary base a little lower": (_other_base(0.8), (*LONG, "run.seed=5"), {"inputs-differ/positions"}),
+    "rotary base higher": (_other_base(1.25), (*LONG, "run.seed=6"), {"inputs-differ/positions"}),
+    "4-bit weights on the engine": (_rounded(_four_bits), LONG, {"numerics/contract-broken"}),
     "log-probs shifted by one": (shifted, LONG, {"inputs-differ/off-by-one"}),
     "top-p without replay": (_sampler(top_p=1.0), (*LONG, "rollout.top_p=0.8"), {"sampler/truncation"}),
     "prefix cache kept over updates": (kept_cache, (), {"stale-state/prefix-cache"}),
-    "bf16 weights on the engine": (bf16_engine, (), {"numerics/dtype-or-kernel", "numerics/contract-broken"}),
+    "bf16 weights on the engine": (
+        _rounded(lambda weight: weight.bfloat16().float()),
+        (),
+        {"numerics/dtype-or-kernel", "numerics/contract-broken"},
+    ),
 }
 
 
