@@ -16,6 +16,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from zerogap import ops
+from zerogap.certify.rows import torch_threads
 from zerogap.engine import Completion, Request, SamplingParams
 from zerogap.models import decoder as decoder_module
 from zerogap.models.rows import Rows
@@ -60,16 +61,6 @@ class Workload:
             for one in done
         ]
         return replace(self, requests=requests)
-
-
-@contextlib.contextmanager
-def torch_threads(count):
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def run_crowded(decoder, work: Workload, engine=None) -> tuple[list[Completion], object]:

@@ -17,6 +17,8 @@ from zerogap.cli import run
 from zerogap.contracts.check import check
 from zerogap.contracts.report import redacted, store_check
 from zerogap.contracts.rules import Verdict
+from zerogap.contracts.verdict import how_to_learn
+from zerogap.facts.fact import Fact, Facts
 
 MILES = "miles/qwen3-dense-v1"
 SOURCE = Path(zerogap.__file__).parents[1]
@@ -135,6 +137,11 @@ def test_this_machine_without_options(capsys: pytest.CaptureFixture[str], monkey
     verdicts = {item["name"]: item["verdict"] for item in body["contracts"]}
     assert {name for name, verdict in verdicts.items() if verdict != "no"} == {"zerogap/exact"}
     assert body["missing"] == ["certificate.holds"]
+    assert "measure it: zerogap certify --model Qwen3-0.6B" in _run(capsys, "--model", "Qwen3-0.6B")[1]
+    assert "zerogap certify --model 'my models/one'" in how_to_learn(
+        "certificate.holds", Facts({"model.path": Fact("my models/one", "--model")})
+    )
+    assert "zerogap certify --model FOLDER_OR_NAME" in how_to_learn("certificate.holds", Facts({}))
     assert body["facts"]["zerogap.backend"]["value"] in ("cpu-native", "cpu-portable")
     assert _json(capsys, "--model", "Qwen3-0.6B", "--assume", "certificate.holds=true")["exit_code"] == 0
     assert _json(capsys, "--model", "Qwen3-0.6B", "--assume", "certificate.holds=false")["exit_code"] == 1

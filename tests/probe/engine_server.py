@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections.abc import Sized
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,26 +88,19 @@ class Row:
     neighbours_prompt: int = 0
 
 
-class Engine:
-    """A scheduler thread that advances every running sequence by one token per step."""
+class Served:
+    """What HTTP needs of an engine: rows go in, and a thread of the engine's own advances them."""
 
-    vocabulary = VOCAB
-    length = MAX_LEN
-    encode = staticmethod(encode)
-    decode = staticmethod(decode)
+    running: Sized
 
-    def __init__(self, truth: Truth) -> None:
+    def __init__(self, truth: Truth, chaos: int) -> None:
         self.truth = truth
-        self.model = TinyModel()
+        self.chaos = np.random.default_rng(chaos)
         self.waiting: list[Row] = []
-        self.running: list[Row] = []
-        self.seen: set[tuple[int, ...]] = set()
         self.lock = threading.Condition()
         self.dead = False
         self.stopping = False
-        self.chaos = np.random.default_rng(1)
         self.thread = threading.Thread(target=self._loop, daemon=True)
-        self.thread.start()
 
     def submit(self, rows: list[Row]) -> None:
         with self.lock:
@@ -119,14 +113,37 @@ class Engine:
         with self.lock:
             self.stopping = True
             self.lock.notify()
-        self.thread.join(5)
+        self.thread.join(10)
+
+    def _work_or_stop(self) -> bool:
+        """Wait, with the lock held, until there is work; False when told to stop."""
+        while not self.waiting and not self.running and not self.stopping:
+            self.lock.wait()
+        return not self.stopping
+
+    def _loop(self) -> None:
+        raise NotImplementedError
+
+
+class Engine(Served):
+    """A scheduler thread that advances every running sequence by one token per step."""
+
+    vocabulary = VOCAB
+    length = MAX_LEN
+    encode = staticmethod(encode)
+    decode = staticmethod(decode)
+
+    def __init__(self, truth: Truth) -> None:
+        super().__init__(truth, chaos=1)
+        self.model = TinyModel()
+        self.running: list[Row] = []
+        self.seen: set[tuple[int, ...]] = set()
+        self.thread.start()
 
     def _loop(self) -> None:
         while True:
             with self.lock:
-                while not self.waiting and not self.running and not self.stopping:
-                    self.lock.wait()
-                if self.stopping:
+                if not self._work_or_stop():
                     for row in self.waiting + self.running:
                         row.done.set()
                     return

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import secrets
-import threading
 from typing import Any
 
-import numpy as np
 import torch
 
-from tests.probe.engine_server import BadRequestError, Row, Truth
+from tests.probe.engine_server import BadRequestError, Row, Served, Truth
 from zerogap.engine.config import EngineConfig
 from zerogap.engine.engine import Engine
 from zerogap.engine.params import Request, SamplingParams
@@ -22,25 +20,19 @@ from zerogap.trainer.scoring import score
 _UNKNOWN = ("repetition_penalty", "frequency_penalty", "presence_penalty")
 
 
-class ExactEngine:
+class ExactEngine(Served):
     """Drives the engine from a thread of its own and fills the rows that HTTP waits for."""
 
     def __init__(self, model: str = "builtin:tiny-qwen3") -> None:
+        super().__init__(Truth(kind="vllm"), chaos=0)
         self.folder = resolve_model(model)
-        self.truth = Truth(kind="vllm")
-        self.chaos = np.random.default_rng(0)
-        self.dead = False
         self.tokenizer = load_tokenizer(self.folder)
         self.decoder = load_decoder(self.folder)
         self.vocabulary = self.decoder.config.vocab_size
         self.length = self.decoder.config.max_positions
         self.engine = Engine(self.decoder, self.tokenizer, EngineConfig(num_pages=2048, max_sequences=64))
-        self.waiting: list[Row] = []
         self.running: dict[tuple[int, int, int], Row] = {}
-        self.lock = threading.Condition()
-        self.stopping = False
         self.count = 0
-        self.thread = threading.Thread(target=self._loop, daemon=True)
         self.thread.start()
 
     def encode(self, text: str) -> list[int]:
@@ -53,22 +45,12 @@ class ExactEngine:
         for row in rows:
             if any(row.params[name] not in (0.0, 1.0) for name in _UNKNOWN):
                 raise BadRequestError("no penalties here")
-        with self.lock:
-            self.waiting += rows
-            self.lock.notify()
-
-    def stop(self) -> None:
-        with self.lock:
-            self.stopping = True
-            self.lock.notify()
-        self.thread.join(10)
+        super().submit(rows)
 
     def _loop(self) -> None:
         while True:
             with self.lock:
-                while not self.waiting and not self.running and not self.stopping:
-                    self.lock.wait()
-                if self.stopping:
+                if not self._work_or_stop():
                     return
                 later = [row for row in self.waiting if not self._add(row)]
                 self.waiting = later

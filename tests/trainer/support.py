@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 
 from zerogap.models.decoder import Decoder
@@ -12,17 +9,6 @@ from zerogap.trainer.sample import SequenceSampler, TrainSequence
 from zerogap.trainer.scoring import score
 
 VOCAB = 50
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Run the body with ``count`` torch threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def draw_sequences(count: int, seed: int = 0, **sampler: float) -> list[TrainSequence]:

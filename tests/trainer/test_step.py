@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from tests.support import random_decoder, same_bits
-from tests.trainer.support import draw_sequences, gradients, record_logprobs, threads
+from tests.trainer.support import draw_sequences, gradients, record_logprobs
+from zerogap.certify.rows import torch_threads
 from zerogap.errors import UsageError, ZerogapError
 from zerogap.models.rows import PackedCache, Rows
 from zerogap.trainer.losses import LossSettings
@@ -129,7 +130,7 @@ def test_the_same_steps_twice_give_the_same_weights(count, checkpointing):
     # Large enough for the library to share its loops among threads.
     shapes = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 4096, "tie_word_embeddings": True}
     runs = []
-    with threads(count):
+    with torch_threads(count):
         for _ in range(2):
             decoder = random_decoder(**shapes)
             decoder.gradient_checkpointing = checkpointing

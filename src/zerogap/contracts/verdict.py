@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,7 +21,7 @@ _LEARN = {
     "software": "give --python VENV/bin/python, --facts FILE, --stack NAME (a known set), or --assume {name}=VALUE",
     "model": "give --model FOLDER_OR_NAME, or --assume {name}=VALUE",
     "env": "set it in the launch (--launch FILE), or --assume {name}=VALUE",
-    "certificate": "measure it: zerogap certify",
+    "certificate": "measure it: zerogap certify --model {model}",
     "zerogap": "give --python VENV/bin/python, or --assume {name}=VALUE",
     "probe": "measure it: zerogap probe URL",
     "log": "give --against LOG",
@@ -154,7 +155,9 @@ def resolve(facts: Facts) -> Facts:
 def how_to_learn(name: str, facts: Facts) -> str:
     """Return why a fact is unknown, or how to establish it."""
     launched = "launch.given" in facts and facts["launch.given"].value is True
-    text = _LEARN.get(name.partition(".")[0], _STATE if launched else _LAUNCH).format(name=name)
+    text = _LEARN.get(name.partition(".")[0], _STATE if launched else _LAUNCH)
+    model = shlex.quote(show(facts["model.path"].value)) if "model.path" in facts else "FOLDER_OR_NAME"
+    text = text.format(name=name, model=model)
     why = facts.unknown.get(name)
     return f"{why}; {text}" if why else text
 
