@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -220,3 +221,33 @@ def test_a_replayed_kept_set_is_no_sampler_part() -> None:
     assert partly.numbers.sampler_part == pytest.approx(np.log(mass[~half]).sum() / 500, rel=1e-5)
     assert partly.numbers.kept_replayed_share == 0.5
     assert [f.name for f in partly.verdict.findings if f.group == "sampler"] == ["sampler/truncation"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "grows", "found"),
+    [
+        (5, lambda context: 1 - np.exp(-(context - 4) / 8), True),  # nothing behind one token, then saturating
+        (5, lambda context: np.full(len(context), 0.7), False),  # other weights: from the first token on
+        (5, lambda context: 0.5 + context / 40, False),  # grows, but from something
+        (60, lambda context: 1 - np.exp(-(context - 4) / 8), False),  # long prompts hide where it begins
+    ],
+)
+def test_a_gap_that_begins_near_nothing_and_grows_with_the_context_is_of_positions(
+    prompt: int, grows: Callable[[np.ndarray], np.ndarray], found: bool
+) -> None:
+    rng = np.random.default_rng(3)
+    sequences, length = 40, 28
+    position = np.tile(np.arange(length), sequences)
+    engine = (-rng.exponential(1.0, len(position)) - 0.01).astype(np.float32)
+    size = 0.3 * grows(position + prompt) * rng.normal(0, 1, len(position))
+    table = GapTable(
+        {
+            "sample": np.repeat(np.arange(sequences), length),
+            "position": position,
+            "prompt_length": np.full(len(position), prompt),
+            "logprob_engine": engine,
+            "logprob_trainer": np.minimum(engine + size, 0).astype(np.float32),
+        }
+    )
+    names = {finding.name for finding in diagnose_table(table, Facts(), contract=False, floor=None)}
+    assert ("inputs-differ/positions" in names) == found, names

@@ -36,7 +36,7 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-SHORT = ("none", "stale weights", "top-p without replay", "prefix cache kept over updates")
+SHORT = ("none", "stale weights", "other rotary base", "top-p without replay", "prefix cache kept over updates")
 
 
 @pytest.mark.parametrize(
