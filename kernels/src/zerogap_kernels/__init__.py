@@ -3,6 +3,38 @@
 Arrays come in by DLPack (torch or numpy, on the CPU); results are written into arrays of the caller.
 """
 
-from zerogap_kernels._kernels import Packed, choose_path, linear, pack, path, paths_here
+from zerogap_kernels._kernels import (
+    Packed,
+    add_rms_norm,
+    choose_path,
+    embedding,
+    embedding_backward,
+    exp,
+    linear,
+    log,
+    pack,
+    path,
+    paths_here,
+    rms_norm,
+    rms_norm_backward,
+    silu_mul,
+    silu_mul_backward,
+)
 
-__all__ = ["Packed", "choose_path", "linear", "pack", "path", "paths_here"]
+__all__ = [
+    "Packed",
+    "add_rms_norm",
+    "choose_path",
+    "embedding",
+    "embedding_backward",
+    "exp",
+    "linear",
+    "log",
+    "pack",
+    "path",
+    "paths_here",
+    "rms_norm",
+    "rms_norm_backward",
+    "silu_mul",
+    "silu_mul_backward",
+]
