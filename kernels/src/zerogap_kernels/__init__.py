@@ -3,6 +3,30 @@
 Arrays come in by DLPack (torch or numpy, on the CPU); results are written into arrays of the caller.
 """
 
-from zerogap_kernels._kernels import Packed, choose_path, linear, pack, path, paths_here
+from zerogap_kernels._kernels import (
+    Cache,
+    Packed,
+    Plan,
+    attention,
+    attention_backward,
+    attention_packed,
+    choose_path,
+    linear,
+    pack,
+    path,
+    paths_here,
+)
 
-__all__ = ["Packed", "choose_path", "linear", "pack", "path", "paths_here"]
+__all__ = [
+    "Cache",
+    "Packed",
+    "Plan",
+    "attention",
+    "attention_backward",
+    "attention_packed",
+    "choose_path",
+    "linear",
+    "pack",
+    "path",
+    "paths_here",
+]
