@@ -4,8 +4,13 @@ Arrays come in by DLPack (torch or numpy, on the CPU); results are written into 
 """
 
 from zerogap_kernels._kernels import (
+    Cache,
     Packed,
+    Plan,
     add_rms_norm,
+    attention,
+    attention_backward,
+    attention_packed,
     choose_path,
     embedding,
     embedding_backward,
@@ -22,8 +27,13 @@ from zerogap_kernels._kernels import (
 )
 
 __all__ = [
+    "Cache",
     "Packed",
+    "Plan",
     "add_rms_norm",
+    "attention",
+    "attention_backward",
+    "attention_packed",
     "choose_path",
     "embedding",
     "embedding_backward",

@@ -1,0 +1,223 @@
+"""Attention: the row law bit for bit, through pages and packed; values and gradients against float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from zerogap_kernels import _kernels as kernels
+
+THREADS = (1, 2, 3, 5, 8)
+SCALE = 0.125
+
+
+@pytest.fixture(params=kernels.paths_here())
+def path(request: pytest.FixtureRequest) -> Iterator[str]:
+    before = kernels.path()
+    kernels.choose_path(request.param)
+    yield request.param
+    kernels.choose_path(before)
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a.contiguous().view(torch.int32), b.contiguous().view(torch.int32))
+
+
+def heads(*shape: int, seed: int = 0, size: float = 1.0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * size
+
+
+@dataclass
+class Part:
+    """Rows of one sequence: ``count`` from position ``start``, over these pages."""
+
+    start: int
+    count: int
+    pages: Sequence[int]
+
+
+def plan_of(parts: Sequence[Part], page_size: int) -> kernels.Plan:
+    counts = np.array([p.count for p in parts], dtype=np.int64)
+    sizes = np.array([len(p.pages) for p in parts], dtype=np.int64)
+    return kernels.Plan(
+        np.array([p.start for p in parts], dtype=np.int64),
+        counts,
+        np.cumsum(counts) - counts,
+        np.cumsum(sizes) - sizes,
+        np.array([page for p in parts for page in p.pages], dtype=np.int32),
+        page_size,
+    )
+
+
+def packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, parts: Sequence[Part] | None = None, threads: int = 1):
+    """Return out and stats of packed sequences; one sequence if no parts are given."""
+    plan = plan_of(parts or [Part(0, len(q), range(len(q)))], 1)
+    out, stats = torch.full_like(q, torch.nan), torch.full((*q.shape[:2], 2), torch.nan)
+    kernels.attention_packed(q, k, v, plan, SCALE, out, stats, threads)
+    return out, stats
+
+
+def paged(q, cache, parts: Sequence[Part], threads: int = 1) -> torch.Tensor:
+    out = torch.full_like(q, torch.nan)
+    kernels.attention(q, cache, 0, plan_of(parts, cache.page_size), SCALE, out, None, threads)
+    return out
+
+
+def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Attention of one sequence whose last row is the last of q, in the type of its inputs."""
+    share = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(share, 1), v.repeat_interleave(share, 1)
+    scores = torch.einsum("rhd,khd->hrk", q * SCALE, k)
+    hidden = torch.arange(len(k)) > torch.arange(len(k) - len(q), len(k))[:, None]
+    return torch.einsum("hrk,khd->rhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), v)
+
+
+@pytest.mark.parametrize("dim", [1, 8, 32, 64, 80, 96, 128, 250, 256])
+@pytest.mark.parametrize(("heads_", "kv_heads"), [(3, 1), (4, 2), (2, 2), (16, 1)])
+def test_values_against_float64(dim: int, heads_: int, kv_heads: int, path: str) -> None:
+    q, k, v = heads(70, heads_, dim), heads(70, kv_heads, dim, seed=1), heads(70, kv_heads, dim, seed=2)
+    out, stats = packed(q, k, v)
+    exact = reference(q.double(), k.double(), v.double())
+    assert (out.double() - exact).abs().max() < 2e-6 * max(1, dim / 16)
+    assert bool(stats.isfinite().all())
+
+
+class Engine:
+    """A cache whose sequences lie on scattered pages; every page that is not theirs, and the rest of theirs, is garbage."""
+
+    def __init__(self, k: torch.Tensor, v: torch.Tensor, page_size: int, others: int = 0, garbage: float = torch.nan):
+        self.kv_heads, self.dim = k.shape[1:]
+        pages = -(-len(k) // page_size)
+        self.cache = kernels.Cache(1, 2 * pages + 3, page_size, self.kv_heads, self.dim)
+        every = torch.arange(self.cache.pages * page_size)
+        noise = torch.full((len(every), self.kv_heads, self.dim), garbage)
+        self.cache.store(0, every, noise, noise)
+        order = np.random.default_rng(len(k) + page_size).permutation(self.cache.pages)
+        self.pages = [int(page) for page in order[:pages]]
+        self.write(self.pages, k, v)
+
+    def write(self, pages: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
+        position = torch.arange(len(k))
+        size = self.cache.page_size
+        self.cache.store(0, torch.tensor(list(pages))[position // size] * size + position % size, k, v)
+
+
+def sequence(length: int, heads_: int = 3, kv_heads: int = 1, dim: int = 32, size: float = 1.0):
+    return (
+        heads(length, heads_, dim, seed=length, size=size),
+        heads(length, kv_heads, dim, seed=length + 1, size=size),
+        heads(length, kv_heads, dim, seed=length + 2),
+    )
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 8, 16, 24, 48, 256])
+@pytest.mark.parametrize(("heads_", "kv_heads", "dim"), [(3, 1, 64), (4, 2, 80), (2, 2, 8)])
+def test_chunks_pages_and_packed_agree(page_size: int, heads_: int, kv_heads: int, dim: int, path: str) -> None:
+    q, k, v = sequence(150, heads_, kv_heads, dim, size=3.0)
+    whole, _ = packed(q, k, v)
+    engine = Engine(k, v, page_size)
+    for chunks in ([150], [1] * 150, [17, 1, 47, 2, 64, 19], [64, 64, 22], [16] * 9 + [6]):
+        start = 0
+        for count in chunks:
+            rows = q[start : start + count]
+            assert same(paged(rows, engine.cache, [Part(start, count, engine.pages)]), whole[start : start + count])
+            start += count
+
+
+@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 63, 64, 65, 127, 129])
+def test_short_lengths_agree(length: int, path: str) -> None:
+    q, k, v = sequence(length)
+    whole, _ = packed(q, k, v)
+    engine = Engine(k, v, 16)
+    rows = [paged(q[p : p + 1], engine.cache, [Part(p, 1, engine.pages)]) for p in range(length)]
+    assert same(torch.cat(rows), whole)
+
+
+@pytest.mark.parametrize("page_size", [16, 100])
+def test_long_sequence_across_splits(page_size: int, path: str) -> None:
+    q, k, v = sequence(2100, 2, 1, 32, size=2.0)
+    whole, stats = packed(q, k, v, threads=2)
+    exact = reference(q.double(), k.double(), v.double())
+    assert (whole.double() - exact).abs().max() < 1e-5
+    engine = Engine(k, v, page_size)
+    for position in (0, 63, 64, 1022, 1023, 1024, 1025, 1087, 1088, 2046, 2047, 2048, 2049, 2099):
+        for threads in (1, 3):
+            row = paged(q[position : position + 1], engine.cache, [Part(position, 1, engine.pages)], threads)
+            assert same(row, whole[position : position + 1]), position
+    # Few rows over a split's border go apart and are joined; many go one split after the other.
+    for start, count in ((1017, 16), (1017, 40), (2040, 9), (2040, 60), (1020, 8)):
+        rows = paged(q[start : start + count], engine.cache, [Part(start, count, engine.pages)], 2)
+        assert same(rows, whole[start : start + count]), (start, count)
+
+
+@pytest.mark.parametrize("threads", THREADS)
+def test_neighbours_and_threads_change_nothing(threads: int, path: str) -> None:
+    lengths = (1, 40, 65, 130, 1100)
+    sequences = [sequence(length, 6, 2, 48) for length in lengths]
+    alone = [packed(*s)[0] for s in sequences]
+    for extreme in (torch.nan, torch.inf, 3e38, -3e38):
+        bad = [torch.full_like(x, extreme) for x in sequences[2]]
+        mixed = [*sequences[:2], (bad[0], bad[1], bad[2]), *sequences[3:]]
+        for order in ((0, 1, 2, 3, 4), (4, 2, 0, 3, 1)):
+            q, k, v = (torch.cat([mixed[i][x] for i in order]) for x in range(3))
+            parts, first = [], 0
+            for i in order:
+                parts.append(Part(0, lengths[i], range(first, first + lengths[i])))
+                first += lengths[i]
+            out, _ = packed(q, k, v, parts, threads)
+            for i, part in zip(order, parts, strict=True):
+                if i != 2:
+                    assert same(out[part.pages.start : part.pages.stop], alone[i]), (extreme, i)
+            # The last rows of all sequences at once: a decode step.
+            last = [part.pages.stop - 1 for part in parts]
+            steps = [Part(lengths[i] - 1, 1, part.pages) for i, part in zip(order, parts, strict=True)]
+            out, _ = packed(q[last], k, v, steps, threads)
+            for row, i in enumerate(order):
+                if i != 2:
+                    assert same(out[row : row + 1], alone[i][-1:]), (extreme, i)
+
+
+def test_later_rows_of_the_sequence_change_nothing(path: str) -> None:
+    q, k, v = sequence(90, 3, 1, 64)
+    whole, _ = packed(q, k, v)
+    for first in (1, 16, 21, 63, 64, 89):
+        for extreme in (torch.nan, torch.inf, -3e38):
+            later = [x.clone() for x in (q, k, v)]
+            for x in later:
+                x[first:] = extreme
+            assert same(packed(*later)[0][:first], whole[:first])
+
+
+def test_all_paths_give_the_same_bits() -> None:
+    before = kernels.path()
+    q, k, v = sequence(1100, 6, 2, 80, size=4.0)
+    results = []
+    for name in kernels.paths_here():
+        kernels.choose_path(name)
+        results.append(packed(q, k, v, threads=2))
+    kernels.choose_path(before)
+    assert all(same(out, results[0][0]) and same(stats, results[0][1]) for out, stats in results)
+
+
+def test_negative_control_another_order_is_seen() -> None:
+    # The same keys in another order are the same sum: only the order of operations differs.
+    q, k, v = sequence(64)
+    last = len(q) - 1
+    plan = [Part(last, 1, range(64))]
+    out, _ = packed(q[last:], k, v, plan)
+    other, _ = packed(q[last:], k.flip(0), v.flip(0), plan)
+    assert torch.allclose(out, other, atol=1e-6)
+    assert not same(out, other)
+
+
+def test_weights_underflow_and_large_scores(path: str) -> None:
+    q, k, v = sequence(200, 2, 1, 32, size=30.0)
+    out, _ = packed(q, k, v)
+    exact = reference(q.double(), k.double(), v.double())
+    assert (out.double() - exact).abs().max() < 2e-3  # scores of some thousand: float32 cannot tell them better
+    q, k, v = torch.zeros(40, 1, 16), torch.zeros(40, 1, 16), torch.full((40, 1, 16), -1e-42)
+    out, _ = packed(q, k, v)
+    assert bool((out < 0).all())  # subnormal numbers are kept
