@@ -15,6 +15,8 @@ from zerogap_kernels._kernels import (
     pack,
     path,
     paths_here,
+    rotary,
+    rotary_cache,
 )
 
 __all__ = [
@@ -29,4 +31,6 @@ __all__ = [
     "pack",
     "path",
     "paths_here",
+    "rotary",
+    "rotary_cache",
 ]
