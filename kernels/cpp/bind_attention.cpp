@@ -67,16 +67,6 @@ void check_pages(const Cache& cache, const std::vector<int64_t>& pages) {
     if (page < 0 || page >= cache.pages) refuse("page " + std::to_string(page) + ": the cache has " + std::to_string(cache.pages));
 }
 
-const int64_t* check_slots(const Cache& cache, const Input& slots, size_t rows) {
-  check_whole<int64_t>(slots, "slots", 1);
-  if (slots.shape(0) != rows) refuse("slots " + shape_of(slots) + ": must be [" + std::to_string(rows) + "]");
-  const int64_t* numbers = static_cast<const int64_t*>(slots.data());
-  for (size_t i = 0; i < rows; ++i)
-    if (numbers[i] < 0 || numbers[i] >= cache.slots())
-      refuse("slots " + shape_of(slots) + ": slot " + std::to_string(numbers[i]) + ", the cache has " + std::to_string(cache.slots()));
-  return numbers;
-}
-
 void store(Cache& cache, int64_t layer, const Input& slots, const Input& k, const Input& v) {
   check_layer(cache, layer);
   check_heads(k, "k");

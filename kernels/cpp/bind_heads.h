@@ -5,6 +5,7 @@
 #include <string>
 
 #include "arrays.h"
+#include "cache.h"
 
 namespace zg {
 
@@ -36,5 +37,15 @@ const float* floats_of(const A& array) {
   return static_cast<const float*>(array.data());
 }
 inline float* writable(const Array& array) { return static_cast<float*>(array.data()); }
+
+inline const int64_t* check_slots(const Cache& cache, const Input& slots, size_t rows) {
+  check_whole<int64_t>(slots, "slots", 1);
+  if (slots.shape(0) != rows) refuse("slots " + shape_of(slots) + ": must be [" + std::to_string(rows) + "]");
+  const int64_t* numbers = static_cast<const int64_t*>(slots.data());
+  for (size_t i = 0; i < rows; ++i)
+    if (numbers[i] < 0 || numbers[i] >= cache.slots())
+      refuse("slots " + shape_of(slots) + ": slot " + std::to_string(numbers[i]) + ", the cache has " + std::to_string(cache.slots()));
+  return numbers;
+}
 
 }  // namespace zg

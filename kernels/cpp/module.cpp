@@ -13,6 +13,7 @@ void bind_linear(nb::module_& module);
 void bind_norm(nb::module_& module);
 void bind_attention(nb::module_& module);
 void bind_program(nb::module_& module);
+void bind_rotary(nb::module_& module);
 
 NB_MODULE(_kernels, module) {
   if (const char* forced = std::getenv("ZEROGAP_CPU_PATH"); forced != nullptr && *forced != '\0') zg::choose_path(forced);
@@ -23,4 +24,5 @@ NB_MODULE(_kernels, module) {
   bind_norm(module);
   bind_attention(module);
   bind_program(module);
+  bind_rotary(module);
 }
