@@ -176,9 +176,9 @@ void bind_program(nb::module_& module) {
             auto held = std::make_unique<Held>();
             held->arrays = b.held;
             held->program = std::make_unique<Program>(b.widths, b.instructions);
-            return held;
+            return held.release();
           },
-          "Make the program.");
+          nb::rv_policy::take_ownership, "Make the program.");
   nb::class_<Held>(module, "Program", "A whole forward; see ProgramBuilder.")
       .def_prop_ro("barriers", [](const Held& held) { return held.program->barriers(); })
       .def_prop_ro("row_floats", [](const Held& held) { return held.program->row_floats(); })

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+
 from zerogap_kernels import _kernels as kernels
 
 THREADS = (1, 2, 3, 5, 8)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+
 from zerogap_kernels import _kernels as kernels
 
 EPS = 1e-6
@@ -55,7 +56,9 @@ def test_rotation_is_single_operations(dim: int, path: str) -> None:
     first, second = x.chunk(2, -1)
     cos, sin = (part[positions].unsqueeze(1) for part in table(dim))
     assert same(rotated(x, positions), torch.cat((first * cos - second * sin, second * cos + first * sin), -1))
-    assert same(rotated(x, positions, inverse=True), torch.cat((first * cos + second * sin, second * cos - first * sin), -1))
+    assert same(
+        rotated(x, positions, inverse=True), torch.cat((first * cos + second * sin, second * cos - first * sin), -1)
+    )
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 5, 8])

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from zerogap import ops
-from zerogap.ops import backend
 from zerogap.models.config import ModelConfig
+from zerogap.ops import backend
 
 
 @dataclass(frozen=True)

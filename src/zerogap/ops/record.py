@@ -55,7 +55,8 @@ class Symbol:
 
     def unflatten(self, dim: int, sizes: tuple[int, int]) -> Symbol:
         """See the rows as heads."""
-        assert dim == 1 and sizes[0] * sizes[1] == self.width
+        assert dim == 1
+        assert sizes[0] * sizes[1] == self.width
         return Symbol(self.recording, self.number, self.width, sizes[0])
 
     def flatten(self, start_dim: int) -> Symbol:
@@ -72,6 +73,12 @@ class CacheLayer:
     """Stands for a layer's keys or values."""
 
     layer: int
+
+
+class RecordedRows:
+    """Stands for the rows of a batch: their plan is known only when the forward runs."""
+
+    plan = None
 
 
 class RecordedCache:

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-import zerogap_kernels as kernels
 from torch import Tensor
 
-from zerogap.ops.native.packed import plain
+import zerogap_kernels as kernels
+from zerogap.ops.native.packed import heads
+from zerogap.ops.native.plan import native_plan
+from zerogap.ops.native.program import compile_program
 from zerogap.ops.plan import AttentionPlan
-
-_ATTRIBUTE = "_native"
+from zerogap.ops.record import Recording
 
 
 class KVMemory:
@@ -40,9 +40,14 @@ class KVMemory:
 
     def store(self, layer: int, slots_R: Tensor, k_RGD: Tensor, v_RGD: Tensor) -> tuple[LayerKV, LayerKV]:
         """Store the rows' keys and values; return what `attention` takes in place of all of the layer's."""
-        self.cache.store(layer, slots_R, _heads(k_RGD), _heads(v_RGD))
+        self.cache.store(layer, slots_R, heads(k_RGD), heads(v_RGD))
         held = LayerKV(self.cache, layer)
         return held, held
+
+    @staticmethod
+    def compile_program(recording: Recording) -> Any:
+        """Return the ``Program`` of a recorded forward over such a memory, or None."""
+        return compile_program(recording)
 
     def clear(self, pages: Sequence[int]) -> None:
         """Zero pages in all layers."""
@@ -60,20 +65,9 @@ class LayerKV:
         """Return the attention of queries over this layer; without autograd."""
         out_RHD = q_RHD.new_empty(q_RHD.shape)
         kernels.attention(
-            _heads(q_RHD), self.cache, self.layer, native_plan(plan), scale, out_RHD, None, torch.get_num_threads()
+            heads(q_RHD), self.cache, self.layer, native_plan(plan), scale, out_RHD, None, torch.get_num_threads()
         )
         return out_RHD
-
-
-def native_plan(plan: AttentionPlan) -> Any:
-    """Return the kernels' form of a plan; made once per plan."""
-    held = plan.__dict__.get(_ATTRIBUTE)
-    if held is None:
-        tables, offsets = plan.tables
-        first_S = np.cumsum(plan.count_S) - plan.count_S
-        held = kernels.Plan(plan.start_S, plan.count_S, first_S, offsets[:-1].copy(), tables, plan.page_size)
-        plan.__dict__[_ATTRIBUTE] = held
-    return held
 
 
 def attention(q_RHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
@@ -87,7 +81,7 @@ class _Attention(torch.autograd.Function):
         out_RHD = q_RHD.new_empty(q_RHD.shape)
         stats = q_RHD.new_empty(*q_RHD.shape[:2], 2)
         kernels.attention_packed(
-            _heads(q_RHD), _heads(k_SGD), _heads(v_SGD), native_plan(plan), scale, out_RHD, stats,
+            heads(q_RHD), heads(k_SGD), heads(v_SGD), native_plan(plan), scale, out_RHD, stats,
             torch.get_num_threads(),
         )  # fmt: skip
         ctx.save_for_backward(q_RHD, k_SGD, v_SGD, out_RHD, stats)
@@ -99,14 +93,7 @@ class _Attention(torch.autograd.Function):
         q_RHD, k_SGD, v_SGD, out_RHD, stats = ctx.saved_tensors
         grads = tuple(x.new_empty(x.shape) for x in (q_RHD, k_SGD, v_SGD))
         kernels.attention_backward(
-            _heads(q_RHD), _heads(k_SGD), _heads(v_SGD), out_RHD, stats, _heads(grad_RHD), native_plan(ctx.plan),
+            heads(q_RHD), heads(k_SGD), heads(v_SGD), out_RHD, stats, heads(grad_RHD), native_plan(ctx.plan),
             ctx.scale, *grads, torch.get_num_threads(),
         )  # fmt: skip
         return *grads, None, None
-
-
-def _heads(x_RHD: Tensor) -> Tensor:
-    """Return heads as the kernels take them: elements of a row side by side, rows not overlapping."""
-    x = plain(x_RHD)
-    whole = x.stride(2) == 1 and (x.shape[1] == 1 or x.stride(1) == x.shape[2])
-    return x if whole and (len(x) < 2 or x.stride(0) >= x.shape[1] * x.shape[2]) else x.contiguous()

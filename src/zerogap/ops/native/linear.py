@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import zerogap_kernels as kernels
 from torch import Tensor
 
+import zerogap_kernels as kernels
 from zerogap.ops.native.packed import packed, plain, rows
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import zerogap_kernels as kernels
 from torch import Tensor
+
+import zerogap_kernels as kernels
 
 _ATTRIBUTE = "_zerogap_packed"
 
@@ -14,8 +15,8 @@ _ATTRIBUTE = "_zerogap_packed"
 def packed(weight_NK: Tensor, segments: int = 1) -> Any:
     """Return the packed copy of a weight [N, K], in the layout that the kernels read.
 
-    The copy hangs on the tensor object. torch counts in-place changes of a tensor; a copy of another count is renewed in
-    place, so that everyone who holds it sees the new values.
+    The copy hangs on the tensor object. torch counts in-place changes of a tensor; a copy of another count is renewed
+    in place, so that everyone who holds it sees the new values.
 
     Args:
         weight_NK: float32 or bfloat16, elements of a row side by side.
@@ -44,3 +45,10 @@ def rows(x: Tensor) -> Tensor:
     """Return a tensor of two dimensions as `plain` does, rows not overlapping (an expanded tensor is copied)."""
     x = plain(x)
     return x if x.shape[0] < 2 or x.stride(0) >= x.shape[1] else x.contiguous()
+
+
+def heads(x_RHD: Tensor) -> Tensor:
+    """Return heads as the kernels take them: elements of a row side by side, rows not overlapping."""
+    x = plain(x_RHD)
+    whole = x.stride(2) == 1 and (x.shape[1] == 1 or x.stride(1) == x.shape[2])
+    return x if whole and (len(x) < 2 or x.stride(0) >= x.shape[1] * x.shape[2]) else x.contiguous()
