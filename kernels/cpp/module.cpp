@@ -11,6 +11,7 @@ namespace nb = nanobind;
 
 void bind_linear(nb::module_& module);
 void bind_norm(nb::module_& module);
+void bind_lm_head(nb::module_& module);
 
 NB_MODULE(_kernels, module) {
   if (const char* forced = std::getenv("ZEROGAP_CPU_PATH"); forced != nullptr && *forced != '\0') zg::choose_path(forced);
@@ -19,4 +20,5 @@ NB_MODULE(_kernels, module) {
   module.def("choose_path", &zg::choose_path, nb::arg("name"), "Use another path from now on; all give the same bits.");
   bind_linear(module);
   bind_norm(module);
+  bind_lm_head(module);
 }

@@ -10,6 +10,7 @@ from zerogap_kernels._kernels import (
     embedding,
     embedding_backward,
     exp,
+    kept_ids,
     linear,
     log,
     pack,
@@ -17,8 +18,12 @@ from zerogap_kernels._kernels import (
     paths_here,
     rms_norm,
     rms_norm_backward,
+    sample,
     silu_mul,
     silu_mul_backward,
+    token_logprobs,
+    token_logprobs_backward,
+    uniform,
 )
 
 __all__ = [
@@ -28,6 +33,7 @@ __all__ = [
     "embedding",
     "embedding_backward",
     "exp",
+    "kept_ids",
     "linear",
     "log",
     "pack",
@@ -35,6 +41,10 @@ __all__ = [
     "paths_here",
     "rms_norm",
     "rms_norm_backward",
+    "sample",
     "silu_mul",
     "silu_mul_backward",
+    "token_logprobs",
+    "token_logprobs_backward",
+    "uniform",
 ]
