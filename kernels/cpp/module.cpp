@@ -14,6 +14,7 @@ void bind_norm(nb::module_& module);
 void bind_attention(nb::module_& module);
 void bind_program(nb::module_& module);
 void bind_rotary(nb::module_& module);
+void bind_lm_head(nb::module_& module);
 
 NB_MODULE(_kernels, module) {
   if (const char* forced = std::getenv("ZEROGAP_CPU_PATH"); forced != nullptr && *forced != '\0') zg::choose_path(forced);
@@ -25,4 +26,5 @@ NB_MODULE(_kernels, module) {
   bind_attention(module);
   bind_program(module);
   bind_rotary(module);
+  bind_lm_head(module);
 }

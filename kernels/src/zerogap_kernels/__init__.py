@@ -17,6 +17,7 @@ from zerogap_kernels._kernels import (
     embedding,
     embedding_backward,
     exp,
+    kept_ids,
     linear,
     log,
     pack,
@@ -26,8 +27,12 @@ from zerogap_kernels._kernels import (
     rms_norm_backward,
     rotary,
     rotary_cache,
+    sample,
     silu_mul,
     silu_mul_backward,
+    token_logprobs,
+    token_logprobs_backward,
+    uniform,
 )
 
 __all__ = [
@@ -44,6 +49,7 @@ __all__ = [
     "embedding",
     "embedding_backward",
     "exp",
+    "kept_ids",
     "linear",
     "log",
     "pack",
@@ -53,6 +59,10 @@ __all__ = [
     "rms_norm_backward",
     "rotary",
     "rotary_cache",
+    "sample",
     "silu_mul",
     "silu_mul_backward",
+    "token_logprobs",
+    "token_logprobs_backward",
+    "uniform",
 ]
