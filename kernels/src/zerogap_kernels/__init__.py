@@ -3,6 +3,10 @@
 Arrays come in by DLPack (torch or numpy, on the CPU); results are written into arrays of the caller.
 """
 
+import json
+from functools import cache
+from importlib.resources import files
+
 from zerogap_kernels._kernels import (
     Cache,
     Packed,
@@ -45,6 +49,7 @@ __all__ = [
     "attention",
     "attention_backward",
     "attention_packed",
+    "build_info",
     "choose_path",
     "embedding",
     "embedding_backward",
@@ -66,3 +71,9 @@ __all__ = [
     "token_logprobs_backward",
     "uniform",
 ]
+
+
+@cache
+def build_info() -> dict[str, str]:
+    """Return what the bits depend on: digest of sources and switches, compiler, switches, paths that were built."""
+    return json.loads((files(__package__) / "build.json").read_text(encoding="utf-8"))

@@ -79,6 +79,19 @@ def native_missing() -> str | None:
     return None
 
 
+def cpu_path() -> str:
+    """Return which instruction set the native kernels use: avx512, avx2 or generic, all with the same bits."""
+    return str(importlib.import_module("zerogap_kernels").path())
+
+
+def describe() -> str:
+    """Return the CPU backend in words, with the reason where the native one is not here."""
+    if cpu_backend() == "native":
+        return f"native ({cpu_path()})"
+    missing = native_missing()
+    return f"portable ({missing})" if missing else "portable"
+
+
 def of(x: Tensor | Symbol) -> ModuleType:
     """Return the backend that computes with ``x``; for a symbol, what notes ops down."""
     return record if isinstance(x, Symbol) else of_dtype(x.dtype)

@@ -6,7 +6,18 @@ matrix products of backwards are the library's.
 
 from zerogap.ops.native.attention import KVMemory, attention
 from zerogap.ops.native.linear import linear
+from zerogap.ops.native.logprob import sample, token_logprobs
 from zerogap.ops.native.norm import embedding, rms_norm, silu_mul
 from zerogap.ops.native.rotary import rotary
 
-__all__ = ["KVMemory", "attention", "embedding", "linear", "rms_norm", "rotary", "silu_mul"]
+__all__ = [
+    "KVMemory",
+    "attention",
+    "embedding",
+    "linear",
+    "rms_norm",
+    "rotary",
+    "sample",
+    "silu_mul",
+    "token_logprobs",
+]
