@@ -13,7 +13,7 @@ from zerogap.ops.portable.kept import ID_BYTES, bitmask_bytes
 from zerogap.ops.portable.logprob import TokenLogprobs
 from zerogap.ops.portable.sampling import Sampled, SamplerRows
 
-_BACKWARD_ROWS = 256  # whose gradients of logits exist at once
+_BACKWARD_ROWS = 512  # whose gradients of logits exist at once
 
 
 def sample(
@@ -44,7 +44,7 @@ def sample(
 def token_logprobs(
     hidden_RK: Tensor, lm_head_VK: Tensor, target_R: Tensor, settings: SamplerRows, want_kept: bool = False
 ) -> TokenLogprobs:
-    """Return the log-prob of ``target_R`` under each row's distribution; see ``zerogap.ops.portable.token_logprobs``."""
+    """Return the log-prob of ``target_R`` under each row's distribution; see ``zerogap.ops.portable``."""
     kept: list[Tensor | None] | None = [] if want_kept else None
     logprob_R, entropy_R = _TokenLogprobs.apply(hidden_RK, lm_head_VK, target_R, settings, kept)
     return TokenLogprobs(logprob_R, entropy_R, None if kept is None else tuple(kept))
@@ -97,7 +97,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 rows(hidden_RK[part]), packed(lm_head_VK), target_R[part], settings.temperature_R, peak_R[part],
                 total_R[part], grad_R[part].contiguous(), grad_logits, torch.get_num_threads(), **_limits(settings),
             )  # fmt: skip
-            grad_hidden[part] = grad_logits @ lm_head_VK
+            torch.mm(grad_logits, lm_head_VK, out=grad_hidden[part])
             grad_head.addmm_(grad_logits.T, hidden_RK[part])
         return grad_hidden, grad_head, None, None, None
 

@@ -25,7 +25,8 @@ class _Rotary(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_RHD: Tensor) -> tuple[Tensor, None, None]:
         # The inverse of a rotation (times the scale of yarn) is the rotation by the negative angle.
-        return _rotate(grad_RHD, *ctx.saved_tensors, inverse=True), None, None
+        cos_RD, sin_RD = ctx.saved_tensors
+        return _rotate(grad_RHD, cos_RD, sin_RD, inverse=True), None, None
 
 
 def _rotate(x_RHD: Tensor, cos_RD: Tensor, sin_RD: Tensor, inverse: bool) -> Tensor:
