@@ -10,7 +10,7 @@ namespace {
 // Panels that a tile of so many rows takes at once: as many accumulators as the registers hold.
 #if defined(__AVX512F__)
 constexpr int panels_for(int rows) { return rows <= 2 ? 8 : rows == 3 ? 6 : rows <= 4 ? 6 : rows <= 6 ? 4 : rows <= 8 ? 3 : 2; }
-constexpr int MOST_ROWS = 12;
+constexpr int MOST_ROWS = 8;
 #elif defined(__AVX2__)
 constexpr int panels_for(int rows) { return rows == 1 ? 5 : rows == 2 ? 3 : rows == 3 ? 2 : 1; }
 constexpr int MOST_ROWS = 6;
