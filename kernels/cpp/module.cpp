@@ -12,6 +12,7 @@ namespace nb = nanobind;
 void bind_linear(nb::module_& module);
 void bind_norm(nb::module_& module);
 void bind_lm_head(nb::module_& module);
+void bind_adamw(nb::module_& module);
 
 NB_MODULE(_kernels, module) {
   if (const char* forced = std::getenv("ZEROGAP_CPU_PATH"); forced != nullptr && *forced != '\0') zg::choose_path(forced);
@@ -21,4 +22,5 @@ NB_MODULE(_kernels, module) {
   bind_linear(module);
   bind_norm(module);
   bind_lm_head(module);
+  bind_adamw(module);
 }

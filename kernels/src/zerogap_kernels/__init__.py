@@ -5,6 +5,7 @@ Arrays come in by DLPack (torch or numpy, on the CPU); results are written into 
 
 from zerogap_kernels._kernels import (
     Packed,
+    adamw_step,
     add_rms_norm,
     choose_path,
     embedding,
@@ -21,6 +22,7 @@ from zerogap_kernels._kernels import (
     sample,
     silu_mul,
     silu_mul_backward,
+    sum_of_squares,
     token_logprobs,
     token_logprobs_backward,
     uniform,
@@ -28,6 +30,7 @@ from zerogap_kernels._kernels import (
 
 __all__ = [
     "Packed",
+    "adamw_step",
     "add_rms_norm",
     "choose_path",
     "embedding",
@@ -44,6 +47,7 @@ __all__ = [
     "sample",
     "silu_mul",
     "silu_mul_backward",
+    "sum_of_squares",
     "token_logprobs",
     "token_logprobs_backward",
     "uniform",
