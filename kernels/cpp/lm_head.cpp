@@ -74,12 +74,13 @@ bool needs_table(const HeadArgs& args, int64_t first, int64_t rows) {
   return false;
 }
 
-void block_task(Team& team, const HeadArgs& args, const Memory& memory, bool table, int64_t first, int64_t rows, int64_t block) {
+// Rows [begin, end) of the tile that starts at row `first`.
+void block_task(Team& team, const HeadArgs& args, const Memory& memory, bool table, int64_t first, int64_t begin, int64_t end, int64_t block) {
   const int64_t stride = table ? memory.layout.table_stride : BLOCK + LANES;
-  float* l = table ? memory.table + block * BLOCK : team.scratch(static_cast<size_t>(ROWS_AT_ONCE * stride));
-  block_logits(args.of, first, rows, block, l, stride);
+  float* l = table ? memory.table + begin * stride + block * BLOCK : team.scratch(static_cast<size_t>(ROWS_AT_ONCE * stride));
+  block_logits(args.of, first + begin, end - begin, block, l, stride);
   const int64_t width = block_width(block, args.of.vocabulary);
-  for (int64_t r = 0; r < rows; ++r, l += stride) {
+  for (int64_t r = begin; r < end; ++r, l += stride) {
     const int64_t at = r * memory.layout.stats_stride + block;
     memory.peaks[at] = peak_of(l, width);
     if (!filtered(args, first + r))  // a filter changes what is to be summed
@@ -312,6 +313,9 @@ void row_task(Team& team, const HeadArgs& args, const Memory& memory, bool table
 
 void head(Team& team, Work& work, const HeadArgs& args) {
   const Memory memory(args);
+  const int64_t blocks = memory.layout.blocks;
+  // A small vocabulary has too few blocks for all members: its tasks are cut by rows too.
+  const int64_t cut = blocks < 16 ? 12 : ROWS_AT_ONCE;
   // One count of tasks runs through all phases: a member that took a task of a later phase keeps it until the barriers
   // before it are passed.
   int64_t task = work.next(), phase = 0;
@@ -319,8 +323,12 @@ void head(Team& team, Work& work, const HeadArgs& args) {
     const int64_t rows = first + ROWS_AT_ONCE < args.of.rows ? ROWS_AT_ONCE : args.of.rows - first;
     const bool table = needs_table(args, first, rows);
     if (first > 0) team.barrier();  // the tile before has been read
-    for (; task < phase + memory.layout.blocks; task = work.next()) block_task(team, args, memory, table, first, rows, task - phase);
-    phase += memory.layout.blocks;
+    const int64_t cuts = (rows + cut - 1) / cut;
+    for (; task < phase + blocks * cuts; task = work.next()) {
+      const int64_t begin = (task - phase) / blocks * cut, end = begin + cut < rows ? begin + cut : rows;
+      block_task(team, args, memory, table, first, begin, end, (task - phase) % blocks);
+    }
+    phase += blocks * cuts;
     team.barrier();
     for (; task < phase + rows; task = work.next()) row_task(team, args, memory, table, first, task - phase);
     phase += rows;
