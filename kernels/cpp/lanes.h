@@ -36,6 +36,7 @@ constexpr int PARTS = LANES / WIDTH;
 
 typedef float Vf __attribute__((vector_size(WIDTH * 4)));
 typedef int32_t Vi __attribute__((vector_size(WIDTH * 4)));
+typedef uint32_t Vu __attribute__((vector_size(WIDTH * 4)));
 
 struct F16 {
   Vf part[PARTS];
@@ -168,12 +169,13 @@ ZG_INLINE F16 sqrt(F16 x) {
   return x;
 }
 
+// Whole numbers wrap around.
 ZG_INLINE I16 operator+(I16 a, I16 b) {
-  ZG_EACH a.part[i] = a.part[i] + b.part[i];
+  ZG_EACH a.part[i] = (Vi)((Vu)a.part[i] + (Vu)b.part[i]);
   return a;
 }
 ZG_INLINE I16 operator-(I16 a, I16 b) {
-  ZG_EACH a.part[i] = a.part[i] - b.part[i];
+  ZG_EACH a.part[i] = (Vi)((Vu)a.part[i] - (Vu)b.part[i]);
   return a;
 }
 ZG_INLINE I16 operator&(I16 a, I16 b) {
@@ -185,7 +187,7 @@ ZG_INLINE I16 operator|(I16 a, I16 b) {
   return a;
 }
 ZG_INLINE I16 operator<<(I16 a, int n) {
-  ZG_EACH a.part[i] = a.part[i] << n;
+  ZG_EACH a.part[i] = (Vi)((Vu)a.part[i] << n);
   return a;
 }
 ZG_INLINE I16 operator>>(I16 a, int n) {  // arithmetic

@@ -15,6 +15,7 @@ void bind_attention(nb::module_& module);
 void bind_program(nb::module_& module);
 void bind_rotary(nb::module_& module);
 void bind_lm_head(nb::module_& module);
+void bind_adamw(nb::module_& module);
 
 NB_MODULE(_kernels, module) {
   if (const char* forced = std::getenv("ZEROGAP_CPU_PATH"); forced != nullptr && *forced != '\0') zg::choose_path(forced);
@@ -27,4 +28,5 @@ NB_MODULE(_kernels, module) {
   bind_program(module);
   bind_rotary(module);
   bind_lm_head(module);
+  bind_adamw(module);
 }

@@ -32,9 +32,15 @@ struct Ranked {
 };
 ZG_INLINE F16 distance(const Ranked& row, int64_t k) { return set(row.offset) - (load(row.l + k) - set(row.peak)); }
 
-constexpr int BUCKETS = 2048;      // 128 for each power of two of the distance from 2^-8 to 2^8
-constexpr float NEAR = 12.0f;      // tokens further from the peak seldom matter
-constexpr float UNIT = 0x1p42f;    // masses are whole multiples of 1 / UNIT
+constexpr int BUCKETS = 2048;    // 128 for each power of two of the distance from 2^-8 to 2^8
+constexpr float UNIT = 0x1p42f;  // masses are whole multiples of 1 / UNIT
+
+// The search first looks at tokens up to a distance from the peak, and goes further only if the cut is not among them.
+// Masses from 12 on are below 2^25, so that 64 of them fit a lane of 32 bits.
+constexpr float REACHES[] = {5.0f, 12.0f, INFINITE};
+ZG_INLINE I16 within_reach(F16 d, float reach) {
+  return reach == INFINITE ? seti(-1) : d < set(reach);
+}
 
 ZG_INLINE I16 bucket_of(I16 key) {
   const I16 b = (key >> 16) - seti(((127 - 8) << 7) - 1);
@@ -42,45 +48,45 @@ ZG_INLINE I16 bucket_of(I16 key) {
   return select(low > seti(BUCKETS - 1), seti(BUCKETS - 1), low);
 }
 
-// Amounts of the tokens within `within`, by bucket: their masses, or 1 each. With `near` those further than NEAR go into no
-// bucket. Returns the sum of all masses (of those within).
+// Amounts of the tokens within `within`, by bucket: their masses, or 1 each; those beyond `reach` go into no bucket.
+// Returns the sum of all masses (of those within).
 template <bool MASS>
-int64_t fill_buckets(const Ranked& row, Cut within, bool near, int64_t* buckets) {
+int64_t fill_buckets(const Ranked& row, Cut within, float reach, int64_t* buckets) {
   for (int b = 0; b < BUCKETS; ++b) buckets[b] = 0;
-  int64_t far_sum = 0, near_sum = 0;
+  int64_t sum = 0;
   for (int64_t begin = 0; begin < row.width; begin += BLOCK) {
     const int64_t end = begin + BLOCK < row.width ? begin + BLOCK : row.width;
     I16 far_lanes = seti(0);  // 64 masses below 2^42 e^-12 fit
     for (int64_t k = begin; k < end; k += LANES) {
       const F16 d = distance(row, k);
       const I16 key = bits(d);
-      I16 taken = within_cut(within, key, lane_numbers() + seti(static_cast<int32_t>(k)));
+      const I16 taken = within_cut(within, key, lane_numbers() + seti(static_cast<int32_t>(k)));
       int32_t bucket[LANES];
       float mass[LANES];
       if (MASS) {
         const F16 m = exp(set(0.0f) - d) * set(UNIT);
-        if (near) {
-          const I16 far = taken & (d >= set(NEAR));
-          far_lanes = far_lanes + to_int(select(far, m, set(0.0f)));
-        }
+        if (reach != INFINITE) far_lanes = far_lanes + to_int(select(taken & (d >= set(reach)), m, set(0.0f)));
         store(mass, m);
       }
-      if (near) taken = taken & (d < set(NEAR));
-      uint32_t word = mask_word(taken);
+      uint32_t word = mask_word(taken & within_reach(d, reach));
       if (word == 0) continue;
       storei(bucket, bucket_of(key));
+      if (word == 0xffffu) {
+#pragma GCC unroll 16
+        for (int j = 0; j < LANES; ++j) buckets[bucket[j]] += MASS ? static_cast<int64_t>(mass[j]) : 1;
+        continue;
+      }
       for (; word != 0; word &= word - 1) {
         const int j = __builtin_ctz(word);
-        const int64_t amount = MASS ? static_cast<int64_t>(mass[j]) : 1;
-        buckets[bucket[j]] += amount;
-        near_sum += amount;
+        buckets[bucket[j]] += MASS ? static_cast<int64_t>(mass[j]) : 1;
       }
     }
     int32_t lanes[LANES];
     storei(lanes, far_lanes);
-    for (int j = 0; j < LANES; ++j) far_sum += lanes[j];
+    for (int j = 0; j < LANES; ++j) sum += lanes[j];
   }
-  return near_sum + far_sum;
+  for (int b = 0; b < BUCKETS; ++b) sum += buckets[b];
+  return sum;
 }
 
 // The first of `candidates` (in id order) in rank order at which the running sum reaches `limit`; `before` comes earlier.
@@ -109,8 +115,9 @@ Cut find_cut(const Ranked& row, Cut within, double amount, Candidate* room) {
   int64_t buckets[BUCKETS];
   int64_t limit = 0, before = 0;
   int b = BUCKETS;
-  for (const bool near : {true, false}) {
-    const int64_t whole = fill_buckets<MASS>(row, within, near, buckets);
+  for (const float reach : REACHES) {
+    if (MASS && reach < 12.0f) continue;
+    const int64_t whole = fill_buckets<MASS>(row, within, reach, buckets);
     const double aim = MASS ? amount * static_cast<double>(whole) : amount;
     limit = static_cast<int64_t>(aim);
     if (static_cast<double>(limit) < aim) ++limit;  // a token is kept if what comes before it is less than the aim
@@ -122,9 +129,8 @@ Cut find_cut(const Ranked& row, Cut within, double amount, Candidate* room) {
       for (int64_t k = 0; k < row.width; k += LANES) {
         const F16 d = distance(row, k);
         const I16 key = bits(d);
-        I16 taken = (bucket_of(key) == seti(b)) & within_cut(within, key, lane_numbers() + seti(static_cast<int32_t>(k)));
-        if (near) taken = taken & (d < set(NEAR));
-        uint32_t word = mask_word(taken);
+        const I16 id = lane_numbers() + seti(static_cast<int32_t>(k));
+        uint32_t word = mask_word((bucket_of(key) == seti(b)) & within_cut(within, key, id) & within_reach(d, reach));
         if (word == 0) continue;
         int32_t keys[LANES];
         float mass[LANES];

@@ -42,13 +42,13 @@ def assert_row_law(op: Callable[[NDArray[np.float32], int], NDArray[np.float32]]
     """
     reference = np.stack([op(rows[r : r + 1], 1)[0] for r in range(len(rows))])
     for name in every_path():
-        for threads in THREADS:
+        for threads in THREADS if name == paths_here()[0] else (3,):
             assert_bits(op(rows, threads), reference, f"all rows, {name}, {threads} threads")
         for count in {1, 2, 3, 7, 12, 13, len(rows)}:
             first = len(rows) // 3
             some = rows[first : first + count]
-            assert_bits(op(some, 2), reference[first : first + count], f"{count} rows from {first}, {name}")
+            assert_bits(op(some, 1), reference[first : first + count], f"{count} rows from {first}, {name}")
         for neighbour in (np.nan, np.inf, -np.inf, 3e38, 0.0):
             poisoned = np.full((2 * len(rows) + 1, rows.shape[1]), neighbour, dtype=np.float32)
             poisoned[1::2] = rows
-            assert_bits(op(poisoned, 3)[1::2], reference, f"among rows of {neighbour}, {name}")
+            assert_bits(op(poisoned, 2)[1::2], reference, f"among rows of {neighbour}, {name}")
