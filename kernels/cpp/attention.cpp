@@ -109,13 +109,14 @@ void weigh(Tile& tile, int64_t first, int64_t panels, bool fresh) {
 }
 
 // out = out * factor + weights * values, over the visible keys of [first, end).
-void add_values(Tile& tile, int64_t first, int64_t end, bool fresh) {
+void add_values(Tile& tile, int64_t first, int64_t end, bool fresh, Ahead* ahead) {
   Run runs[KEY_BLOCK];
   const int64_t panels = tile.width / LANES;
   // Keys that all rows see meet the whole tile; the last few meet row by row those that see them.
   const int64_t common = end < tile.first_position + 1 ? end : tile.first_position + 1;
   const int run_count = value_runs(tile.sequence, first, common, runs);
-  product({tile.scores, KEY_BLOCK, 1, nullptr, runs, run_count, tile.width, tile.out, tile.width, !fresh, tile.factor}, tile.height(), panels);
+  product({tile.scores, KEY_BLOCK, 1, nullptr, runs, run_count, tile.width, tile.out, tile.width, !fresh, tile.factor, ahead}, tile.height(),
+          panels);
   const int64_t from = first > common ? first : common;
   for (int64_t row = 0; row < tile.rows; ++row) {
     const int64_t last = tile.first_position + row + 1, stop = last < end ? last : end;
@@ -123,23 +124,35 @@ void add_values(Tile& tile, int64_t first, int64_t end, bool fresh) {
     const int count = value_runs(tile.sequence, from, stop, runs);
     const int64_t m = row * tile.share;
     product({tile.scores + m * KEY_BLOCK + (from - first), KEY_BLOCK, 1, nullptr, runs, count, tile.width, tile.out + m * tile.width,
-             tile.width, true, nullptr},
+             tile.width, true, nullptr, nullptr},
             tile.share, panels);
   }
 }
 
 // Keys [first, end) of one split: fills out, greatest and lanes.
 void walk(Tile& tile, int64_t first, int64_t end) {
+  const int64_t size = KEY_PANEL * tile.head_dim;
   const float* panels[BLOCK_PANELS];
-  const Run depth{nullptr, tile.head_dim};
+  Run next[BLOCK_PANELS], values[KEY_BLOCK];
+  const auto find_panels = [&](int64_t block) {
+    const int64_t stop = block + KEY_BLOCK < end ? block + KEY_BLOCK : end;
+    const int count = static_cast<int>((stop - block + KEY_PANEL - 1) / KEY_PANEL);
+    for (int p = 0; p < count; ++p) next[p] = {key_panel(tile.sequence, block + p * KEY_PANEL, end, tile.panels + p * size), size};
+    return count;
+  };
+  int count = find_panels(first);
   for (int64_t block = first; block < end; block += KEY_BLOCK) {
     const int64_t stop = block + KEY_BLOCK < end ? block + KEY_BLOCK : end;
-    const int64_t count = (stop - block + KEY_PANEL - 1) / KEY_PANEL;
-    for (int64_t p = 0; p < count; ++p)
-      panels[p] = key_panel(tile.sequence, block + p * KEY_PANEL, end, tile.panels + p * KEY_PANEL * tile.head_dim);
-    product({tile.q, tile.head_dim, 1, panels, &depth, 1, KEY_PANEL, tile.scores, KEY_BLOCK, false, nullptr}, tile.height(), count);
-    weigh(tile, block, count, block == first);
-    add_values(tile, block, stop, block == first);
+    const int used = count;
+    for (int p = 0; p < used; ++p) panels[p] = next[p].from;
+    const Run depth{nullptr, tile.head_dim};
+    Ahead its_values{values, value_runs(tile.sequence, block, stop, values), 0};
+    for (int i = 0; i < its_values.left; ++i) values[i].length *= tile.width;
+    product({tile.q, tile.head_dim, 1, panels, &depth, 1, KEY_PANEL, tile.scores, KEY_BLOCK, false, nullptr, &its_values}, tile.height(), used);
+    weigh(tile, block, used, block == first);
+    count = stop < end ? find_panels(stop) : 0;
+    Ahead next_keys{next, count, 0};
+    add_values(tile, block, stop, block == first, &next_keys);
   }
 }
 

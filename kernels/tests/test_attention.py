@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,14 +12,6 @@ from zerogap_kernels import _kernels as kernels
 
 THREADS = (1, 2, 3, 5, 8)
 SCALE = 0.125
-
-
-@pytest.fixture(params=kernels.paths_here())
-def path(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = kernels.path()
-    kernels.choose_path(request.param)
-    yield request.param
-    kernels.choose_path(before)
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -86,9 +78,9 @@ def test_values_against_float64(dim: int, heads_: int, kv_heads: int, path: str)
 
 
 class Engine:
-    """A cache whose sequences lie on scattered pages; every page that is not theirs, and the rest of theirs, is garbage."""
+    """A cache whose sequence lies on scattered pages; all else, the rest of its last page too, is garbage."""
 
-    def __init__(self, k: torch.Tensor, v: torch.Tensor, page_size: int, others: int = 0, garbage: float = torch.nan):
+    def __init__(self, k: torch.Tensor, v: torch.Tensor, page_size: int, garbage: float = torch.nan):
         self.kv_heads, self.dim = k.shape[1:]
         pages = -(-len(k) // page_size)
         self.cache = kernels.Cache(1, 2 * pages + 3, page_size, self.kv_heads, self.dim)
@@ -139,7 +131,7 @@ def test_short_lengths_agree(length: int, path: str) -> None:
 @pytest.mark.parametrize("page_size", [16, 100])
 def test_long_sequence_across_splits(page_size: int, path: str) -> None:
     q, k, v = sequence(2100, 2, 1, 32, size=2.0)
-    whole, stats = packed(q, k, v, threads=2)
+    whole, _ = packed(q, k, v, threads=2)
     exact = reference(q.double(), k.double(), v.double())
     assert (whole.double() - exact).abs().max() < 1e-5
     engine = Engine(k, v, page_size)
@@ -155,7 +147,7 @@ def test_long_sequence_across_splits(page_size: int, path: str) -> None:
 
 @pytest.mark.parametrize("threads", THREADS)
 def test_neighbours_and_threads_change_nothing(threads: int, path: str) -> None:
-    lengths = (1, 40, 65, 130, 1100)
+    lengths = (1, 40, 65, 130, 150)
     sequences = [sequence(length, 6, 2, 48) for length in lengths]
     alone = [packed(*s)[0] for s in sequences]
     for extreme in (torch.nan, torch.inf, 3e38, -3e38):
@@ -251,7 +243,7 @@ def test_cache_pages(page_size: int) -> None:
     written = [(heads(len(slots), 2, 24, seed=i), heads(len(slots), 2, 24, seed=9 + i)) for i in range(3)]
     back = torch.empty_like(written[0][0]), torch.empty_like(written[0][0])
     cache.load(2, slots, *back)
-    assert not back[0].any() and not back[1].any()  # zero at the start
+    assert not any(side.any() for side in back)  # zero at the start
     for layer, (k, v) in enumerate(written):
         cache.store(layer, slots, k, v)
     cache.copy_page(6, 2)
