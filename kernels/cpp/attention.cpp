@@ -50,61 +50,73 @@ float exp_of(float x) {
   return lanes[0];
 }
 
-// Scores to weights, maxima, factors and sums for the keys from `first`, of which `panels` panels were multiplied.
-void weigh(Tile& tile, int64_t first, int64_t panels, bool fresh) {
+ZG_INLINE I16 lane_numbers() {
   int32_t ascending[LANES];
   for (int j = 0; j < LANES; ++j) ascending[j] = j;
-  const I16 lane = loadi(ascending);
-  const F16 none = set(-__builtin_inff());
-  for (int64_t m = 0; m < tile.height(); ++m) {
-    const int64_t seen = tile.position(m) - first + 1;  // keys of the block that this row sees
-    float* scores = tile.scores + m * KEY_BLOCK;
-    float* lanes = tile.lanes + m * LANES;
-    if (fresh) {
-      tile.greatest[m] = -__builtin_inff();
-      store(lanes, set(0.0f));
-    }
-    tile.factor[m] = 1.0f;
-    if (seen <= 0) continue;
-    const int64_t used = seen < panels * KEY_PANEL ? (seen + KEY_PANEL - 1) / KEY_PANEL : panels;
-    F16 best = none;
-    for (int64_t p = 0; p < used; ++p) {
-      F16 score = load(scores + p * KEY_PANEL);
-      const int64_t visible = seen - p * KEY_PANEL;
-      if (visible < KEY_PANEL) {
-        score = select(lane < seti(static_cast<int32_t>(visible)), score, none);
-        store(scores + p * KEY_PANEL, score);
-      }
-      best = max(best, score);
-    }
-    const float old = tile.greatest[m], block = greatest(best);
-    const float now = old > block ? old : block;
-    F16 sum = load(lanes);
-    if (now != old) {
-      tile.greatest[m] = now;
-      const F16 factor = exp(set(old) - set(now));
-      float stored[LANES];
-      store(stored, factor);
-      tile.factor[m] = stored[0];
-      sum = sum * factor;
-    }
-    for (int64_t p = 0; p < used; ++p) {
-      const F16 weight = exp(load(scores + p * KEY_PANEL) - set(now));
-      store(scores + p * KEY_PANEL, weight);
-      sum = sum + weight;
-    }
-    store(lanes, sum);
+  return loadi(ascending);
+}
+
+// Panels of the block's `panels` of which a row sees a key, if it sees so many keys from the block's first on.
+ZG_INLINE int64_t panels_seen(int64_t keys, int64_t panels) {
+  return keys <= 0 ? 0 : keys >= panels * KEY_PANEL ? panels : (keys + KEY_PANEL - 1) / KEY_PANEL;
+}
+
+// New maximum of tile row m and, in `factor`, the exponent old - new.
+ZG_INLINE void find_greatest(Tile& tile, int64_t m, int64_t keys, int64_t used, bool fresh) {
+  float* scores = tile.scores + m * KEY_BLOCK;
+  const float old = fresh ? -__builtin_inff() : tile.greatest[m];
+  tile.factor[m] = 0.0f;
+  tile.greatest[m] = old;
+  if (used == 0) return;
+  float* last = scores + (used - 1) * KEY_PANEL;
+  const int64_t left = keys - (used - 1) * KEY_PANEL;
+  F16 best = load(last);
+  if (left < KEY_PANEL) {
+    best = select(lane_numbers() < seti(static_cast<int32_t>(left)), best, set(-__builtin_inff()));
+    store(last, best);
+  }
+  for (int64_t p = 0; p + 1 < used; ++p) best = max(best, load(scores + p * KEY_PANEL));
+  const float block = greatest(best);
+  const float now = old > block ? old : block;
+  tile.greatest[m] = now;
+  if (!fresh) tile.factor[m] = old - now;
+}
+
+ZG_INLINE void weigh_row(Tile& tile, int64_t m, int64_t used, bool fresh) {
+  float* scores = tile.scores + m * KEY_BLOCK;
+  const F16 now = set(tile.greatest[m]);
+  F16 sum = fresh ? set(0.0f) : load(tile.lanes + m * LANES) * set(tile.factor[m]);
+  for (int64_t p = 0; p < used; ++p) {
+    const F16 weight = exp(load(scores + p * KEY_PANEL) - now);
+    store(scores + p * KEY_PANEL, weight);
+    sum = sum + weight;
+  }
+  store(tile.lanes + m * LANES, sum);
+}
+
+// Scores to weights, maxima, factors and sums for the keys from `first`, of which `panels` panels were multiplied. Each
+// step is done for all rows before the next, since the steps of one row wait for each other.
+void weigh(Tile& tile, int64_t first, int64_t panels, bool fresh) {
+  for (int64_t row = 0, m = 0; row < tile.rows; ++row) {
+    const int64_t keys = tile.first_position + row - first + 1, used = panels_seen(keys, panels);
+    for (int64_t head = 0; head < tile.share; ++head, ++m) find_greatest(tile, m, keys, used, fresh);
+  }
+  for (int64_t m = 0; m < tile.height(); m += LANES) store(tile.factor + m, exp(load(tile.factor + m)));
+  for (int64_t row = 0, m = 0; row < tile.rows; ++row) {
+    const int64_t used = panels_seen(tile.first_position + row - first + 1, panels);
+    for (int64_t head = 0; head < tile.share; ++head, ++m) weigh_row(tile, m, used, fresh);
   }
 }
 
 // out = out * factor + weights * values, over the visible keys of [first, end).
-void add_values(Tile& tile, int64_t first, int64_t end, bool fresh) {
+void add_values(Tile& tile, int64_t first, int64_t end, bool fresh, Ahead* ahead) {
   Run runs[KEY_BLOCK];
   const int64_t panels = tile.width / LANES;
   // Keys that all rows see meet the whole tile; the last few meet row by row those that see them.
   const int64_t common = end < tile.first_position + 1 ? end : tile.first_position + 1;
   const int run_count = value_runs(tile.sequence, first, common, runs);
-  product({tile.scores, KEY_BLOCK, 1, nullptr, runs, run_count, tile.width, tile.out, tile.width, !fresh, tile.factor}, tile.height(), panels);
+  product({tile.scores, KEY_BLOCK, 1, nullptr, runs, run_count, tile.width, tile.out, tile.width, !fresh, tile.factor, ahead}, tile.height(),
+          panels);
   const int64_t from = first > common ? first : common;
   for (int64_t row = 0; row < tile.rows; ++row) {
     const int64_t last = tile.first_position + row + 1, stop = last < end ? last : end;
@@ -112,23 +124,35 @@ void add_values(Tile& tile, int64_t first, int64_t end, bool fresh) {
     const int count = value_runs(tile.sequence, from, stop, runs);
     const int64_t m = row * tile.share;
     product({tile.scores + m * KEY_BLOCK + (from - first), KEY_BLOCK, 1, nullptr, runs, count, tile.width, tile.out + m * tile.width,
-             tile.width, true, nullptr},
+             tile.width, true, nullptr, nullptr},
             tile.share, panels);
   }
 }
 
 // Keys [first, end) of one split: fills out, greatest and lanes.
 void walk(Tile& tile, int64_t first, int64_t end) {
+  const int64_t size = KEY_PANEL * tile.head_dim;
   const float* panels[BLOCK_PANELS];
-  const Run depth{nullptr, tile.head_dim};
+  Run next[BLOCK_PANELS], values[KEY_BLOCK];
+  const auto find_panels = [&](int64_t block) {
+    const int64_t stop = block + KEY_BLOCK < end ? block + KEY_BLOCK : end;
+    const int count = static_cast<int>((stop - block + KEY_PANEL - 1) / KEY_PANEL);
+    for (int p = 0; p < count; ++p) next[p] = {key_panel(tile.sequence, block + p * KEY_PANEL, end, tile.panels + p * size), size};
+    return count;
+  };
+  int count = find_panels(first);
   for (int64_t block = first; block < end; block += KEY_BLOCK) {
     const int64_t stop = block + KEY_BLOCK < end ? block + KEY_BLOCK : end;
-    const int64_t count = (stop - block + KEY_PANEL - 1) / KEY_PANEL;
-    for (int64_t p = 0; p < count; ++p)
-      panels[p] = key_panel(tile.sequence, block + p * KEY_PANEL, end, tile.panels + p * KEY_PANEL * tile.head_dim);
-    product({tile.q, tile.head_dim, 1, panels, &depth, 1, KEY_PANEL, tile.scores, KEY_BLOCK, false, nullptr}, tile.height(), count);
-    weigh(tile, block, count, block == first);
-    add_values(tile, block, stop, block == first);
+    const int used = count;
+    for (int p = 0; p < used; ++p) panels[p] = next[p].from;
+    const Run depth{nullptr, tile.head_dim};
+    Ahead its_values{values, value_runs(tile.sequence, block, stop, values), 0};
+    for (int i = 0; i < its_values.left; ++i) values[i].length *= tile.width;
+    product({tile.q, tile.head_dim, 1, panels, &depth, 1, KEY_PANEL, tile.scores, KEY_BLOCK, false, nullptr, &its_values}, tile.height(), used);
+    weigh(tile, block, used, block == first);
+    count = stop < end ? find_panels(stop) : 0;
+    Ahead next_keys{next, count, 0};
+    add_values(tile, block, stop, block == first, &next_keys);
   }
 }
 
@@ -143,10 +167,10 @@ void join(float* out, float& greatest, float& sum, const float* its_out, float i
 }
 
 void finish(const AttentionArgs& args, int64_t row, int64_t head, const float* out, float greatest, float sum) {
-  const F16 divisor = set(sum);
+  const F16 inverse = set(1.0f / sum);
   float* to = args.out + row * args.out_stride + head * args.head_dim;
   for (int64_t d = 0; d < args.head_dim; d += LANES) {
-    const F16 value = load(out + d) / divisor;
+    const F16 value = load(out + d) * inverse;
     if (args.head_dim - d >= LANES)
       store(to + d, value);
     else
@@ -188,14 +212,17 @@ void lay_out(Team& team, const AttentionArgs& args) {
         const Sequence to = sequence_of(args, chunk, group);
         float* keys = const_cast<float*>(to.keys) + first * dim;
         float* values = const_cast<float*>(to.values) + first * width;
-        for (int64_t lane = 0; lane < KEY_PANEL; ++lane) {
-          const bool real = first + lane < length;
-          const int64_t slot = real ? slot_of(table, args.plan.page_size, first + lane) : 0;
-          const float* k = args.keys + slot * args.k_stride + group * dim;
-          const float* v = args.values + slot * args.v_stride + group * dim;
-          for (int64_t d = 0; d < dim; ++d) keys[d * KEY_PANEL + lane] = real ? k[d] : 0.0f;
-          for (int64_t d = 0; d < width; ++d) values[lane * width + d] = real && d < dim ? v[d] : 0.0f;
+        const float *k[KEY_PANEL], *v[KEY_PANEL];
+        const int64_t count = length - first < KEY_PANEL ? length - first : KEY_PANEL;
+        for (int64_t lane = 0; lane < count; ++lane) {
+          const int64_t slot = slot_of(table, args.plan.page_size, first + lane);
+          k[lane] = args.keys + slot * args.k_stride + group * dim;
+          v[lane] = args.values + slot * args.v_stride + group * dim;
         }
+        transpose_rows(k, count, dim, keys);
+        for (int64_t lane = 0; lane < KEY_PANEL; ++lane)
+          for (int64_t d = 0; d < width; d += LANES)
+            store(values + lane * width + d, lane < count ? load_lanes(v[lane] + d, dim - d) : set(0.0f));
       }
     }
   }
@@ -211,9 +238,14 @@ void attend(Team& team, const AttentionArgs& args, const Item& item, int64_t gro
   const int64_t height = tile.height();
   lay_tile(tile, team.scratch(static_cast<size_t>(tile_floats(height, dim, width))), height);
   const int64_t first_row = chunk.first_row + item.first;
-  for (int64_t m = 0; m < height; ++m) {
-    const float* q = args.q + (first_row + m / share) * args.q_stride + (group * share + m % share) * dim;
-    for (int64_t d = 0; d < dim; ++d) tile.q[m * dim + d] = q[d] * args.scale;
+  const F16 scale = set(args.scale);
+  for (int64_t row = 0; row < item.count; ++row) {
+    // The heads of a group lie side by side.
+    const float* q = args.q + (first_row + row) * args.q_stride + group * share * dim;
+    float* to = tile.q + row * share * dim;
+    int64_t d = 0;
+    for (; d + LANES <= share * dim; d += LANES) store(to + d, load(q + d) * scale);
+    for (; d < share * dim; ++d) to[d] = q[d] * args.scale;
   }
   const int64_t end = tile.first_position + item.count;  // keys that the last row sees
   if (item.split >= 0) {
@@ -228,23 +260,25 @@ void attend(Team& team, const AttentionArgs& args, const Item& item, int64_t gro
     }
     return;
   }
-  for (int64_t first = 0; first < end; first += SPLIT) {
+  walk(tile, 0, SPLIT < end ? SPLIT : end);
+  float* out = tile.out;
+  for (int64_t m = 0; m < height; ++m) tile.joined_sum[m] = tree_sum(load(tile.lanes + m * LANES));
+  if (end > SPLIT) {
+    for (int64_t i = 0; i < height * width; i += LANES) store(tile.joined + i, load(tile.out + i));
+    for (int64_t m = 0; m < height; ++m) tile.joined_greatest[m] = tile.greatest[m];
+    out = tile.joined;
+  }
+  for (int64_t first = SPLIT; first < end; first += SPLIT) {
     walk(tile, first, first + SPLIT < end ? first + SPLIT : end);
     for (int64_t m = 0; m < height; ++m) {
       if (tile.position(m) < first) continue;  // sees nothing of this split
       const float sum = tree_sum(load(tile.lanes + m * LANES));
-      const float* out = tile.out + m * width;
-      if (first > 0) {
-        join(tile.joined + m * width, tile.joined_greatest[m], tile.joined_sum[m], out, tile.greatest[m], sum, width);
-        continue;
-      }
-      for (int64_t d = 0; d < width; d += LANES) store(tile.joined + m * width + d, load(out + d));
-      tile.joined_greatest[m] = tile.greatest[m];
-      tile.joined_sum[m] = sum;
+      join(out + m * width, tile.joined_greatest[m], tile.joined_sum[m], tile.out + m * width, tile.greatest[m], sum, width);
     }
   }
+  const float* greatest = end > SPLIT ? tile.joined_greatest : tile.greatest;
   for (int64_t m = 0; m < height; ++m)
-    finish(args, first_row + m / share, group * share + m % share, tile.joined + m * width, tile.joined_greatest[m], tile.joined_sum[m]);
+    finish(args, first_row + m / share, group * share + m % share, out + m * width, greatest[m], tile.joined_sum[m]);
 }
 
 void join_splits(const AttentionArgs& args, const Join& row, int64_t head) {

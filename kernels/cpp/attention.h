@@ -11,7 +11,7 @@
 // 3. At the end of a split the lanes meet by tree_sum. Splits are joined in order: new = max(old, its); a = exp(old - new),
 //    b = exp(its - new); sum = sum * a + its sum * b (two products, then the sum, each rounded); out[d] = fma(out[d], a, its
 //    out[d] * b). A row in one split is joined with nothing.
-// 4. out[d] / sum.
+// 4. out[d] * (1 / sum), the inverse rounded first.
 //
 // How rows are tiled, which splits run in parallel, page size and panels in place or gathered: none of it is seen above.
 // The bits of a NaN are promised to nobody.

@@ -131,13 +131,13 @@ void pass_rows(Pass& pass, int64_t first, int64_t rows) {
       key_panels[p] = pass.key_panels + (block + p * KEY_PANEL) * pass.dim;
       value_panels[p] = pass.value_panels + (block + p * KEY_PANEL) * pass.dim;
     }
-    product({pass.q, width, 1, key_panels, &depth, 1, KEY_PANEL, pass.weights, KEY_BLOCK, false, nullptr}, height, panels);
-    product({pass.grad_out, width, 1, value_panels, &depth, 1, KEY_PANEL, pass.grad_scores, KEY_BLOCK, false, nullptr}, height, panels);
+    product({pass.q, width, 1, key_panels, &depth, 1, KEY_PANEL, pass.weights, KEY_BLOCK, false, nullptr, nullptr}, height, panels);
+    product({pass.grad_out, width, 1, value_panels, &depth, 1, KEY_PANEL, pass.grad_scores, KEY_BLOCK, false, nullptr, nullptr}, height, panels);
     differentiate(pass, first_position, height, block, panels);
-    product({pass.weights, 1, KEY_BLOCK, nullptr, &grad_rows, 1, width, pass.grad_v + block * width, width, true, nullptr}, keys, panels_wide);
-    product({pass.grad_scores, 1, KEY_BLOCK, nullptr, &q_rows, 1, width, pass.grad_k + block * width, width, true, nullptr}, keys, panels_wide);
+    product({pass.weights, 1, KEY_BLOCK, nullptr, &grad_rows, 1, width, pass.grad_v + block * width, width, true, nullptr, nullptr}, keys, panels_wide);
+    product({pass.grad_scores, 1, KEY_BLOCK, nullptr, &q_rows, 1, width, pass.grad_k + block * width, width, true, nullptr, nullptr}, keys, panels_wide);
     const Run key_rows{pass.keys + block * width, keys};
-    product({pass.grad_scores, KEY_BLOCK, 1, nullptr, &key_rows, 1, width, pass.grad_q, width, true, nullptr}, height, panels_wide);
+    product({pass.grad_scores, KEY_BLOCK, 1, nullptr, &key_rows, 1, width, pass.grad_q, width, true, nullptr, nullptr}, height, panels_wide);
   }
   for (int64_t m = 0; m < height; ++m) {
     float* to = pass.args.grad_q + (pass.chunk.first_row + first + m / pass.share) * pass.args.grad_q_stride +

@@ -17,11 +17,30 @@ constexpr int product_panels(int) { return 1; }
 constexpr int PRODUCT_ROWS = 4;
 #endif
 
+constexpr int FETCH_ROWS = 5;   // with more rows arithmetic is the bound
+constexpr int FETCH_STEPS = 4;  // steps of depth between fetches
+
 // Rows of b that lie one after the other.
 struct Run {
   const float* from;
   int64_t length;
 };
+
+// Memory that the next product reads, fetched meanwhile where few rows make memory the bound; lengths in floats.
+struct Ahead {
+  const Run* run;
+  int left;
+  int64_t place;
+};
+// Four lines of 64 bytes, as many as a tile reads per step.
+ZG_INLINE void fetch_lines(Ahead& x) {
+  if (x.left == 0) return;
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) __builtin_prefetch(x.run->from + x.place + i * LANES, 0, 2);
+  x.place += 4 * LANES;
+  if (x.place < x.run->length) return;
+  ++x.run, --x.left, x.place = 0;
+}
 
 // c = a b, or c * factor + a b with c and factor read first. b is given in panels of 16 columns ([depth][16] each), or as
 // runs of rows `b_step` apart, whose columns come in steps of 16.
@@ -35,7 +54,8 @@ struct Product {
   float* c;
   int64_t c_row;
   bool add;
-  const float* factor;  // per row, or null
+  const float* factor;     // per row, or null
+  Ahead* ahead = nullptr;  // or null
 };
 
 template <int MR, int NP>
@@ -62,6 +82,18 @@ static void product_tile(const Product& x, int64_t row, int64_t panel) {
   for (int run = 0; run < x.run_count; ++run) {
     const float* b[NP];
     for (int p = 0; p < NP; ++p) b[p] = x.panels != nullptr ? x.panels[panel + p] : x.runs[run].from + (panel + p) * LANES;
+    if constexpr (MR <= FETCH_ROWS) {
+      if (x.ahead != nullptr && x.ahead->left > 0) {
+        for (int64_t k = 0; k < x.runs[run].length; k += FETCH_STEPS) {
+          for (int i = 0; i < FETCH_STEPS; ++i) fetch_lines(*x.ahead);
+          const int64_t steps = x.runs[run].length - k < FETCH_STEPS ? x.runs[run].length - k : FETCH_STEPS;
+          multiply<MR, NP, LoadF32>(acc, a + k * x.a_step, x.a_row, x.a_step, b, x.b_step, steps);
+          for (int p = 0; p < NP; ++p) b[p] += steps * x.b_step;
+        }
+        a += x.runs[run].length * x.a_step;
+        continue;
+      }
+    }
     multiply<MR, NP, LoadF32>(acc, a, x.a_row, x.a_step, b, x.b_step, x.runs[run].length);
     a += x.runs[run].length * x.a_step;
   }

@@ -45,6 +45,24 @@ ZG_INLINE int value_runs(const Sequence& x, int64_t first, int64_t end, Run* run
   return count;
 }
 
+// Up to 16 lanes of which `left` exist, the rest 0.
+ZG_INLINE F16 load_lanes(const float* x, int64_t left) { return left >= LANES ? load(x) : load_some(x, static_cast<int>(left)); }
+
+// Up to 16 rows of `dim` elements to a panel [dim][16]; lanes without a row are 0.
+static inline void transpose_rows(const float* const* rows, int64_t count, int64_t dim, float* panel) {
+  for (int64_t d = 0; d < dim; d += LANES) {
+    float square[LANES][LANES];
+    for (int64_t n = 0; n < LANES; ++n) store(square[n], n < count ? load_lanes(rows[n] + d, dim - d) : set(0.0f));
+    const int64_t used = dim - d < LANES ? dim - d : LANES;
+    for (int64_t i = 0; i < used; ++i) {
+      float column[LANES];
+#pragma GCC unroll 16
+      for (int n = 0; n < LANES; ++n) column[n] = square[n][i];
+      store(panel + (d + i) * LANES, load(column));
+    }
+  }
+}
+
 // Slot of a position.
 ZG_INLINE int64_t slot_of(const int32_t* table, int64_t page_size, int64_t position) {
   return table[position / page_size] * page_size + position % page_size;

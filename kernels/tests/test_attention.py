@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,14 +13,6 @@ from zerogap_kernels import _kernels as kernels
 
 THREADS = (1, 2, 3, 5, 8)
 SCALE = 0.125
-
-
-@pytest.fixture(params=kernels.paths_here())
-def path(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = kernels.path()
-    kernels.choose_path(request.param)
-    yield request.param
-    kernels.choose_path(before)
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -87,9 +79,9 @@ def test_values_against_float64(dim: int, heads_: int, kv_heads: int, path: str)
 
 
 class Engine:
-    """A cache whose sequences lie on scattered pages; every page that is not theirs, and the rest of theirs, is garbage."""
+    """A cache whose sequence lies on scattered pages; all else, the rest of its last page too, is garbage."""
 
-    def __init__(self, k: torch.Tensor, v: torch.Tensor, page_size: int, others: int = 0, garbage: float = torch.nan):
+    def __init__(self, k: torch.Tensor, v: torch.Tensor, page_size: int, garbage: float = torch.nan):
         self.kv_heads, self.dim = k.shape[1:]
         pages = -(-len(k) // page_size)
         self.cache = kernels.Cache(1, 2 * pages + 3, page_size, self.kv_heads, self.dim)
@@ -140,7 +132,7 @@ def test_short_lengths_agree(length: int, path: str) -> None:
 @pytest.mark.parametrize("page_size", [16, 100])
 def test_long_sequence_across_splits(page_size: int, path: str) -> None:
     q, k, v = sequence(2100, 2, 1, 32, size=2.0)
-    whole, stats = packed(q, k, v, threads=2)
+    whole, _ = packed(q, k, v, threads=2)
     exact = reference(q.double(), k.double(), v.double())
     assert (whole.double() - exact).abs().max() < 1e-5
     engine = Engine(k, v, page_size)
@@ -156,7 +148,7 @@ def test_long_sequence_across_splits(page_size: int, path: str) -> None:
 
 @pytest.mark.parametrize("threads", THREADS)
 def test_neighbours_and_threads_change_nothing(threads: int, path: str) -> None:
-    lengths = (1, 40, 65, 130, 1100)
+    lengths = (1, 40, 65, 130, 150)
     sequences = [sequence(length, 6, 2, 48) for length in lengths]
     alone = [packed(*s)[0] for s in sequences]
     for extreme in (torch.nan, torch.inf, 3e38, -3e38):
@@ -203,6 +195,27 @@ def test_all_paths_give_the_same_bits() -> None:
     assert all(same(out, results[0][0]) and same(stats, results[0][1]) for out, stats in results)
 
 
+def test_negative_control_splits_by_row_count_are_seen() -> None:
+    # Constructed to break the law: one row alone cuts its keys in halves, several rows do not.
+    q, k, v = sequence(64, 2, 1, 32)
+
+    def attend(rows: torch.Tensor, position: int) -> torch.Tensor:
+        if len(rows) > 1:
+            return packed(q, k, v)[0][position : position + len(rows)]
+        cut = (position + 1) // 2
+        halves = [
+            packed(rows, k, v, [Part(len(slots) - 1, 1, slots)]) for slots in (range(cut), range(cut, position + 1))
+        ]
+        greatest = torch.maximum(halves[0][1][..., 0], halves[1][1][..., 0])
+        shares = [stats[..., 1] * (stats[..., 0] - greatest).exp() for _, stats in halves]
+        total = shares[0] + shares[1]
+        return sum(out * (share / total).unsqueeze(-1) for (out, _), share in zip(halves, shares, strict=True))
+
+    alone, together = attend(q[63:], 63), attend(q[60:], 60)[3:]
+    assert torch.allclose(alone, together, atol=1e-6)
+    assert not same(alone, together)
+
+
 def test_negative_control_another_order_is_seen() -> None:
     # The same keys in another order are the same sum: only the order of operations differs.
     q, k, v = sequence(64)
@@ -222,3 +235,121 @@ def test_weights_underflow_and_large_scores(path: str) -> None:
     q, k, v = torch.zeros(40, 1, 16), torch.zeros(40, 1, 16), torch.full((40, 1, 16), -1e-42)
     out, _ = packed(q, k, v)
     assert bool((out < 0).all())  # subnormal numbers are kept
+
+
+@pytest.mark.parametrize("page_size", [1, 5, 16, 40])
+def test_cache_pages(page_size: int) -> None:
+    cache = kernels.Cache(3, 7, page_size, 2, 24)
+    slots = torch.randperm(7 * page_size, generator=torch.Generator().manual_seed(1))
+    written = [(heads(len(slots), 2, 24, seed=i), heads(len(slots), 2, 24, seed=9 + i)) for i in range(3)]
+    back = torch.empty_like(written[0][0]), torch.empty_like(written[0][0])
+    cache.load(2, slots, *back)
+    assert not any(side.any() for side in back)  # zero at the start
+    for layer, (k, v) in enumerate(written):
+        cache.store(layer, slots, k, v)
+    cache.copy_page(6, 2)
+    cache.clear_pages([0, 4])
+    page, place = slots // page_size, slots % page_size
+    row_of = torch.empty_like(slots)
+    row_of[slots] = torch.arange(len(slots))
+    for layer, sides in enumerate(written):
+        cache.load(layer, slots, *back)
+        for ours, theirs in zip(back, sides, strict=True):
+            expected = theirs.clone()
+            expected[page == 2] = theirs[row_of[6 * page_size + place[page == 2]]]
+            expected[(page == 0) | (page == 4)] = 0
+            assert same(ours, expected)
+
+
+def test_memory_beyond_32_bits() -> None:
+    # Only the pages that are written take memory.
+    cache = kernels.Cache(2, 40000, 16, 4, 128)
+    assert cache.pages * kernels.Cache.page_bytes(1, 16, 4, 128) > 2 << 30
+    q, k, v = heads(40, 4, 128), heads(40, 4, 128, seed=1), heads(40, 4, 128, seed=2)
+    pages = [39999, 0, 21000]
+    slots = torch.cat([torch.arange(16) + page * 16 for page in pages])[:40]
+    cache.store(1, slots, k, v)
+    out = torch.empty_like(q)
+    kernels.attention(q, cache, 1, plan_of([Part(0, 40, pages)], 16), SCALE, out, None, 2)
+    assert same(out, packed(q, k, v)[0])
+
+
+def test_no_rows_and_no_chunks(path: str) -> None:
+    q, k, v = heads(5, 2, 16), heads(5, 1, 16), heads(5, 1, 16)
+    out, _ = packed(q, k, v, [Part(3, 0, [])])
+    assert bool(out.isnan().all())  # rows of no chunk are left alone
+    empty = np.empty(0, dtype=np.int64)
+    plan = kernels.Plan(empty, empty, empty, empty, np.empty(0, dtype=np.int32), 16)
+    kernels.attention_packed(q[:0], k[:0], v[:0], plan, SCALE, q[:0], None, 2)
+    assert plan.rows == plan.pages == 0
+
+
+def test_rows_with_strides(path: str) -> None:
+    # Queries, keys and values of a row side by side, as one product gives them.
+    fused = heads(50, 4, 32, seed=3)
+    q, k, v = fused.split([2, 1, 1], 1)
+    out = torch.full((50, 5, 32), torch.nan)
+    kernels.attention_packed(q, k, v, plan_of([Part(0, 50, range(50))], 1), SCALE, out[:, 1:3], None, 1)
+    assert same(out[:, 1:3], packed(q.contiguous(), k.contiguous(), v.contiguous())[0])
+    assert bool(out[:, [0, 3, 4]].isnan().all())
+
+
+def test_wrong_plans_are_refused() -> None:
+    def plan(start=0, count=4, first_row=0, offset=0, tables=(0, 1), page_size=2):
+        columns = [np.array(x, dtype=np.int64).reshape(-1) for x in (start, count, first_row, offset)]
+        return kernels.Plan(*columns, np.array(tables, dtype=np.int32), page_size)
+
+    assert (plan().rows, plan().pages) == (4, 2)
+    with pytest.raises(ValueError, match="needs 3 pages"):
+        plan(count=5)
+    with pytest.raises(ValueError, match="needs 2 pages from entry 1"):
+        plan(offset=1)
+    with pytest.raises(ValueError, match="page -1"):
+        plan(tables=(0, -1))
+    with pytest.raises(ValueError, match="row 3 belongs to another chunk"):
+        plan([0, 0], [4, 1], [0, 3], [0, 0])
+    with pytest.raises(ValueError, match="must be as many"):
+        plan([0, 0])
+    with pytest.raises(ValueError, match="page_size = 0"):
+        plan(page_size=0)
+    for wrong in (-1, 1 << 62):
+        with pytest.raises(ValueError, match=r"chunk 0"):
+            plan(start=wrong)
+    with pytest.raises(ValueError, match="wrong dtype"):
+        kernels.Plan(*[np.zeros(1, dtype=np.int32)] * 5, 1)
+
+
+def test_wrong_arrays_are_refused() -> None:
+    q, k, v = heads(6, 4, 32), heads(6, 2, 32), heads(6, 2, 32)
+    plan = plan_of([Part(0, 6, range(6))], 1)
+    out, stats = torch.empty_like(q), torch.empty(6, 4, 2)
+    for wrong in (
+        (q.double(), k, v, out, stats),
+        (q.half(), k, v, out, stats),
+        (q[:5], k, v, out[:5], stats[:5]),
+        (q[:, :3], k, v, out[:, :3], stats[:, :3]),
+        (q, k[:5], v[:5], out, stats),
+        (q, k, v[:, :1], out, stats),
+        (q[..., :16], k, v, out, stats),
+        (q.transpose(0, 1).contiguous().transpose(0, 1), k, v, out, stats),
+        (q, k, v, out[:5], stats),
+        (q, k, v, out, stats[..., :1]),
+        (q.flatten(1), k, v, out, stats),
+    ):
+        with pytest.raises(ValueError, match=r"\[\d"):
+            kernels.attention_packed(*wrong[:3], plan, SCALE, *wrong[3:], 1)
+    cache = kernels.Cache(1, 5, 1, 2, 32)
+    with pytest.raises(ValueError, match="page 5, the cache has 5"):
+        kernels.attention(q, cache, 0, plan, SCALE, out, None, 1)
+    with pytest.raises(ValueError, match="layer = 1"):
+        kernels.attention(q, cache, 1, plan, SCALE, out, None, 1)
+    with pytest.raises(ValueError, match="threads = 0"):
+        kernels.attention_packed(q, k, v, plan, SCALE, out, None, 0)
+    with pytest.raises(ValueError, match="slot 5"):
+        cache.store(0, torch.tensor([5]), k[:1], v[:1])
+    with pytest.raises(ValueError, match="page 9"):
+        cache.clear_pages([1, 9])
+    with pytest.raises(ValueError, match="more memory"):
+        kernels.Cache(1 << 20, 1 << 30, 1 << 20, 8, 128)
+    with pytest.raises(ValueError, match="sizes"):
+        kernels.Cache(1, 1, 0, 2, 32)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -11,14 +9,6 @@ import torch
 from zerogap_kernels import _kernels as kernels
 
 EPS = 1e-6
-
-
-@pytest.fixture(params=kernels.paths_here())
-def path(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = kernels.path()
-    kernels.choose_path(request.param)
-    yield request.param
-    kernels.choose_path(before)
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -41,7 +31,7 @@ def normal(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
     f = np.float32
     lanes = np.zeros(16, dtype=f)
     for i, value in enumerate(x):
-        # An FMA rounds once: the product of two float32 is exact in float64, and so nearly always is the sum's rounding.
+        # An FMA: the product of two float32 is exact in float64, and the sum's two roundings nearly always are one.
         lanes[i % 16] = f(np.float64(value) * np.float64(value) + np.float64(lanes[i % 16]))
     for width in (8, 4, 2, 1):
         lanes = lanes[:width] + lanes[width : 2 * width]
@@ -103,7 +93,7 @@ def test_fused_gives_the_bits_of_its_parts(dim: int, page_size: int, normed: boo
         assert same(keys, expected[1])
         assert same(values, value)
     cache.load(0, slots, keys, values)
-    assert not keys.any() and not values.any()
+    assert not any(side.any() for side in (keys, values))
 
 
 def test_gradient_is_the_inverse_rotation(path: str) -> None:
