@@ -143,10 +143,14 @@ void pack_panel(const PackArgs& args, int64_t panel) {
   const Packed& packed = *args.packed;
   const int64_t depth = packed.in_features, first = panel * PANEL;
   const int64_t count = packed.out_features - first < PANEL ? packed.out_features - first : PANEL;
-  const Element* from = static_cast<const Element*>(args.weight) + first * args.stride;
+  const Element* from = static_cast<const Element*>(args.weight) + first * args.row;
   Element* to = static_cast<Element*>(packed.data) + panel * depth * PANEL;
+  if (args.row == 1 && count == PANEL) {  // a transposed matrix: its columns lie side by side
+    for (int64_t k = 0; k < depth; ++k) std::memcpy(to + k * PANEL, from + k * args.column, PANEL * sizeof(Element));
+    return;
+  }
   for (int64_t k = 0; k < depth; ++k)
-    for (int64_t n = 0; n < PANEL; ++n) to[k * PANEL + n] = n < count ? from[n * args.stride + k] : Element{0};
+    for (int64_t n = 0; n < PANEL; ++n) to[k * PANEL + n] = n < count ? from[n * args.row + k * args.column] : Element{0};
 }
 
 void pack(Team&, Work& work, const PackArgs& args) {

@@ -6,12 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-<<<<<<< HEAD
-
-from test_attention import SCALE, THREADS, Part, heads, packed, path, plan_of, reference, same
-=======
 from test_attention import SCALE, THREADS, Part, heads, packed, plan_of, reference, same
->>>>>>> k2
 from zerogap_kernels import _kernels as kernels
 
 
