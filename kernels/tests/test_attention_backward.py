@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+
 from test_attention import SCALE, THREADS, Part, heads, packed, plan_of, reference, same
 from zerogap_kernels import _kernels as kernels
 

@@ -8,6 +8,7 @@ from tests.trainer.support import VOCAB, draw_sequences
 from zerogap import ops
 from zerogap.errors import UsageError
 from zerogap.models.rows import PackedCache, Rows
+from zerogap.ops import portable
 from zerogap.ops.portable.kept import kept_mask
 from zerogap.trainer.sample import TrainSequence, suppressed_below
 from zerogap.trainer.scoring import score
@@ -75,7 +76,7 @@ def test_suppressed_stop_ids_are_out_of_the_distribution():
     held = dataclasses.replace(
         base, sampler=dataclasses.replace(base.sampler, suppressed=suppressed_below(2, [7, 9], length=3))
     )
-    table = ops.log_distribution(
+    table = portable.log_distribution(
         decoder.logits(decoder.hidden(Rows.packed([tokens]), PackedCache())).detach(),
         ops.SamplerRows.uniform_settings(4),
     ).logprob_RV.double()
