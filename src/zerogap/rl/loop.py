@@ -286,7 +286,9 @@ def _samples(
     trained: Trained,
 ) -> list[Sample]:
     trainers: dict[Key, list[float | None]] = {s.key: [None] * s.response_length for s in sequences}
-    masses: dict[Key, list[float | None]] = {s.key: [None] * s.response_length for s in sequences if s.sampler.cuts}
+    told = any(scored is not None and scored.kept_mass_T is not None for scored in trained.scores)
+    cut = [s for s in sequences if s.sampler.cuts] if told else []  # not every backend says the kept mass
+    masses: dict[Key, list[float | None]] = {s.key: [None] * s.response_length for s in cut}
     for compared, scored in zip(trained.compared, trained.scores, strict=True):
         if scored is not None:
             places = compared.trained_places.tolist()
