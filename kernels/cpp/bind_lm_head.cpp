@@ -129,7 +129,7 @@ struct Settings {
 };
 struct Results {
   const Array& logprob;
-  const Wanted &entropy, &peak, &total, &kept_bits, &kept_count;
+  const Wanted &entropy, &mass, &peak, &total, &kept_bits, &kept_count;
 };
 
 void head(const LogitArgs& of, const Settings& settings, const Results& results, HeadArgs& args, int threads) {
@@ -144,6 +144,8 @@ void head(const LogitArgs& of, const Settings& settings, const Results& results,
   }
   args.logprob = vector_of<float>(results.logprob, "logprob", of.rows);
   args.entropy = vector_or_null<float>(results.entropy, "entropy", of.rows);
+  args.mass = vector_or_null<float>(results.mass, "mass", of.rows);
+  if (args.mass != nullptr && of.replay != nullptr) refuse("mass: a replayed kept set does not say what it left out");
   args.peak = vector_or_null<float>(results.peak, "peak", of.rows);
   args.total = vector_or_null<float>(results.total, "total", of.rows);
   if (results.kept_bits.has_value() != results.kept_count.has_value()) refuse("kept_bits and kept_count: give both or none");
@@ -165,13 +167,13 @@ void head(const LogitArgs& of, const Settings& settings, const Results& results,
 
 void token_logprobs(const Input& x, const Packed* packed, const Input& target, const Input& temperature, const Input& top_k,
                     const Input& top_p, const Input& min_p, const Array& logprob, int threads, const Given& suppressed_start,
-                    const Given& suppressed, const Replay& replay, const Wanted& entropy, const Wanted& peak, const Wanted& total,
+                    const Given& suppressed, const Replay& replay, const Wanted& entropy, const Wanted& mass, const Wanted& peak, const Wanted& total,
                     const Wanted& kept_bits, const Wanted& kept_count) {
   const Logits logits(x, packed, temperature, suppressed_start, suppressed, replay);
   HeadArgs args{};
   args.target = vector_of<const int64_t>(target, "target", logits.args.rows);
   check_tokens(args.target, logits.args.rows, logits.args.vocabulary, "target");
-  head(logits.args, {top_k, top_p, min_p}, {logprob, entropy, peak, total, kept_bits, kept_count}, args, threads);
+  head(logits.args, {top_k, top_p, min_p}, {logprob, entropy, mass, peak, total, kept_bits, kept_count}, args, threads);
 }
 
 void sample(const Input& x, const Packed* packed, const Input& uniform, const Input& temperature, const Input& top_k, const Input& top_p,
@@ -200,7 +202,7 @@ void sample(const Input& x, const Packed* packed, const Input& uniform, const In
     args.top_logprobs = static_cast<float*>(top_logprobs->data());
   }
   const Wanted none;
-  head(logits.args, {top_k, top_p, min_p}, {logprob, entropy, none, none, kept_bits, kept_count}, args, threads);
+  head(logits.args, {top_k, top_p, min_p}, {logprob, entropy, none, none, none, kept_bits, kept_count}, args, threads);
 }
 
 void token_logprobs_backward(const Input& x, const Packed* packed, const Input& target, const Input& temperature, const Input& peak,
@@ -260,7 +262,7 @@ void bind_lm_head(nb::module_& module) {
              "Draw a token of each row of hidden values (or of logits, if head is None), and write it and its log-prob.");
   module.def("token_logprobs", &token_logprobs, arg("x"), arg("head").none(), arg("target"), arg("temperature"), arg("top_k"), arg("top_p"),
              arg("min_p"), arg("logprob"), arg("threads"), nb::kw_only(), arg("suppressed_start") = nb::none(), arg("suppressed") = nb::none(),
-             arg("replay") = nb::none(), arg("entropy") = nb::none(), arg("peak") = nb::none(), arg("total") = nb::none(),
+             arg("replay") = nb::none(), arg("entropy") = nb::none(), arg("mass") = nb::none(), arg("peak") = nb::none(), arg("total") = nb::none(),
              arg("kept_bits") = nb::none(), arg("kept_count") = nb::none(),
              "Write the log-probs of given tokens, by the code that `sample` runs; peak and total are for the backward.");
   module.def("token_logprobs_backward", &token_logprobs_backward, arg("x"), arg("head").none(), arg("target"), arg("temperature"), arg("peak"),

@@ -91,6 +91,21 @@ void block_task(Team& team, const HeadArgs& args, const Memory& memory, bool tab
   }
 }
 
+// Sum of all weights of a row whose statistics are those of its whole vocabulary.
+float whole_total(const HeadArgs& args, const HeadLayout& layout, const float* l, float peak, const float* peaks) {
+  F16 totals = set(0.0f);
+  float sums[LANES];
+  for (int64_t first = 0; first < layout.stats_stride; first += LANES) {
+    for (int64_t block = first; block < first + LANES; ++block) {
+      sums[block - first] = 0.0f;
+      if (block < layout.blocks)
+        sums_of<false>(l + block * BLOCK, block_width(block, args.of.vocabulary), peaks[block], &sums[block - first], nullptr);
+    }
+    totals = fma(load(sums), exp(load(peaks + first) - set(peak)), totals);
+  }
+  return tree_sum(totals);
+}
+
 // Greatest block peak, NaN if one is NaN; `stats_stride` entries, those beyond the last block -inf.
 ZG_INLINE float row_peak(const HeadLayout& layout, float* peaks) {
   for (int64_t block = layout.blocks; block < layout.stats_stride; ++block) peaks[block] = -INFINITE;
@@ -171,7 +186,9 @@ void row_task(Team& team, const HeadArgs& args, const Memory& memory, bool table
   float peak = row_peak(layout, peaks);
   uint8_t* bits_out = args.kept_bits == nullptr ? nullptr : args.kept_bits + row * args.kept_stride;
   int64_t kept = -1;
+  float whole = 0.0f;
   if (filtered(args, row)) {
+    if (args.mass != nullptr) whole = whole_total(args, layout, l, peak, peaks);
     // A row with a logit that is NaN or +inf has no distribution: its log-prob will be NaN.
     if (peak - peak == 0.0f)
       kept = filter(team, args, layout, row, l, peak, peaks, sums, dots, bits_out);
@@ -197,6 +214,7 @@ void row_task(Team& team, const HeadArgs& args, const Memory& memory, bool table
   if (args.entropy != nullptr) args.entropy[row] = log_total - tree_sum(products) / total;
   if (args.peak != nullptr) args.peak[row] = peak;
   if (args.total != nullptr) args.total[row] = total;
+  if (args.mass != nullptr) args.mass[row] = filtered(args, row) ? total / whole : 1.0f;  // every filter keeps the greatest
 
   float logit = memory.target_logit[r];
   if (args.target == nullptr) {

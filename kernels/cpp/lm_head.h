@@ -53,6 +53,7 @@ struct HeadArgs {
 
   float* logprob;  // [rows]; NaN if a logit that counts is NaN or +inf
   float* entropy;  // [rows] in nats, or null
+  float* mass;     // [rows] or null: share of the whole distribution that the filters keep; 1 without filters. Not for replay
   float* peak;     // [rows] or null: M and total, which the backward takes
   float* total;
 

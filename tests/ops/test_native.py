@@ -204,3 +204,17 @@ def test_most_probable_tokens_are_listed() -> None:
 def test_an_unknown_backend_is_refused() -> None:
     with pytest.raises(UsageError, match="did you mean 'native'"):
         backend.choose("natve", "model.backend")
+
+
+def test_kept_mass_is_that_of_the_portable_ops() -> None:
+    x, head, target = normal(20, 24), 2 * normal(3001, 24, seed=1), torch.arange(20)
+    for settings in (
+        ops.SamplerRows.uniform_settings(20, 0.9, 40, 0.8, 0.02),
+        ops.SamplerRows.uniform_settings(20, 1.3, 0, 0.5),
+        ops.SamplerRows.uniform_settings(20, 0.9),
+    ):
+        ours = ops.token_logprobs(x, head, target, settings).kept_mass_R
+        theirs = portable.token_logprobs(x, head, target, settings).kept_mass_R
+        assert ours is not None
+        assert theirs is not None
+        assert torch.allclose(ours, theirs, rtol=1e-5)

@@ -46,8 +46,9 @@ def token_logprobs(
 ) -> TokenLogprobs:
     """Return the log-prob of ``target_R`` under each row's distribution; see ``zerogap.ops.portable``."""
     kept: list[Tensor | None] | None = [] if want_kept else None
-    logprob_R, entropy_R = _TokenLogprobs.apply(hidden_RK, lm_head_VK, target_R, settings, kept)
-    return TokenLogprobs(logprob_R, entropy_R, None if kept is None else tuple(kept))
+    mass_R = torch.empty(len(hidden_RK)) if settings.kept is None else None
+    logprob_R, entropy_R = _TokenLogprobs.apply(hidden_RK, lm_head_VK, target_R, settings, kept, mass_R)
+    return TokenLogprobs(logprob_R, entropy_R, None if kept is None else tuple(kept), mass_R)
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -59,11 +60,14 @@ class _TokenLogprobs(torch.autograd.Function):
         target_R: Tensor,
         settings: SamplerRows,
         kept: list[Tensor | None] | None,
+        mass_R: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         count, vocabulary = len(hidden_RK), len(lm_head_VK)
         logprob_R, entropy_R, peak_R, total_R = (torch.empty(count) for _ in range(4))
         filtered = settings.kept is None and _has_filters(settings)
         wanted = {"entropy": entropy_R, "peak": peak_R, "total": total_R}
+        if mass_R is not None:
+            wanted["mass"] = mass_R
         sets: tuple[Tensor | None, ...] = settings.kept or (None,) * count
         if filtered:
             wanted["kept_bits"] = torch.zeros(count, bitmask_bytes(vocabulary), dtype=torch.uint8)
@@ -83,7 +87,7 @@ class _TokenLogprobs(torch.autograd.Function):
         return logprob_R, entropy_R
 
     @staticmethod
-    def backward(ctx: Any, grad_R: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, grad_R: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
         hidden_RK, lm_head_VK, target_R, peak_R, total_R = ctx.saved_tensors
         count = len(hidden_RK)
         grad_hidden = torch.empty_like(hidden_RK)
@@ -99,7 +103,7 @@ class _TokenLogprobs(torch.autograd.Function):
             )  # fmt: skip
             torch.mm(grad_logits, lm_head_VK, out=grad_hidden[part])
             grad_head.addmm_(grad_logits.T, hidden_RK[part])
-        return grad_hidden, grad_head, None, None, None
+        return grad_hidden, grad_head, None, None, None, None
 
 
 def _filters(settings: SamplerRows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
