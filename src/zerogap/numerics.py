@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-NUMERICS_VERSION = 1  # rises with every change of zerogap that changes bits
+NUMERICS_VERSION = 2  # rises with every change of zerogap that changes bits
 _PARTS = ("ops", "models", "engine", "trainer")
 
 
