@@ -1,8 +1,8 @@
 """Make the environments of the pinned peers: ``make bench-peers``, or python bench/peer_setup.py MODEL_FOLDER.
 
 Each peer lives in a folder of its own under ``.peers`` (or ``$ZEROGAP_PEERS``), named by its pin; one that is complete
-is left alone. transformers and TRL come from the environment that runs this. A peer that cannot be had is named with the
-reason, and the benchmark goes on without it.
+is left alone. transformers and TRL come from the environment that runs this. A peer that cannot be had is named with
+the reason, and the benchmark goes on without it.
 """
 
 from __future__ import annotations

@@ -59,7 +59,9 @@ def line(row: Row) -> list[str]:
         middle = sorted(values)[len(values) // 2]
         if row.extra.get("unit") == "ratio":
             return f"{middle:.2f}x"
-        return f"{row.tokens / middle:,.0f} tok/s" if row.tokens else f"{middle * 1e3:,.3g} ms"
+        if row.tokens:
+            return f"{row.tokens / middle:,.0f} tok/s"
+        return f"{middle:.2f} s" if middle >= 1 else f"{middle * 1e3:.3g} ms"
 
     best = row.best
     spread = "-" if ratio is None else f"{ratio.median:.2f} ({ratio.least:.2f}-{ratio.most:.2f})"

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 Answer = dict[str, Any]
-LOWEST_ID = 1000  # token ids from here on are ordinary words in every tokenizer used
+LOWEST_ID = 1000  # token ids from here on are ordinary words where the vocabulary is large
 
 
 def take_stdout() -> TextIO:
@@ -58,7 +58,8 @@ def serve(channel: TextIO, verbs: Mapping[str, Callable[..., Answer]], about: Ma
 def prompts(sequences: int, length: int, vocabulary: int, seed: int) -> list[list[int]]:
     """Return token ids that are the same on every side and new for every seed, so that no prefix cache has them."""
     numbers = random.Random(seed)
-    return [[numbers.randrange(LOWEST_ID, vocabulary) for _ in range(length)] for _ in range(sequences)]
+    lowest = min(LOWEST_ID, vocabulary // 2)
+    return [[numbers.randrange(lowest, vocabulary) for _ in range(length)] for _ in range(sequences)]
 
 
 class Watch:

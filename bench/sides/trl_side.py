@@ -1,7 +1,7 @@
 """The side of TRL's GRPO trainer: python trl_side.py MODEL_FOLDER.
 
 The trainer's own loop runs; between two optimiser steps it waits here for the next request. Its best form for this
-size: the whole rollout in one generation, no pass for old log-probs, no reference model, no checkpointing of activations.
+size: the whole rollout in one generation, no pass for old log-probs, no reference model, all activations kept.
 """
 
 from __future__ import annotations

@@ -172,15 +172,17 @@ def test_a_fault_in_a_turn_that_is_not_trained_on_is_found(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
 
     def spoil(made: Run) -> None:
-        generate = made.engine.generate
+        step = made.engine.step
 
-        def flipped(requests: list) -> list:
-            completions = generate(requests)
-            if requests[0].params.max_tokens == 2:  # the second turn
-                completions[3].logprobs[0] += 1e-6
-            return completions
+        def flipped() -> list:
+            events = step()
+            for event in events:
+                done = event.completion
+                if done is not None and done.key == (0, 0, 3) and done.params.max_tokens == 2:  # the second turn
+                    done.logprobs[0] += 1e-6
+            return events
 
-        made.engine.generate = flipped
+        made.engine.step = flipped
 
     with_run(monkeypatch, spoil)
     extra = ("task.rollout=turns_of_three:turns", "model.max_positions=40")
@@ -387,14 +389,16 @@ def test_shifted_position_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_altered_record_is_called_transient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def spoil(made: Run) -> None:
-        generate = made.engine.generate
+        step = made.engine.step
 
-        def flipped(requests: list) -> list:
-            completions = generate(requests)
-            completions[5].logprobs[1] += 1e-6
-            return completions
+        def flipped() -> list:
+            events = step()
+            for event in events:
+                if event.completion is not None and event.key == (0, 1, 1):
+                    event.completion.logprobs[1] += 1e-6
+            return events
 
-        made.engine.generate = flipped
+        made.engine.step = flipped
 
     with_run(monkeypatch, spoil)
     assert train(tmp_path / "run") == 1

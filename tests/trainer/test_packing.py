@@ -9,7 +9,6 @@ from zerogap.errors import UsageError
 from zerogap.trainer.packing import micro_batch, mini_batches, pack
 from zerogap.trainer.sample import SequenceSampler, TrainSequence
 
-
 # Per sequence: which prompt it has, and how many response rows; None is a sequence without trained tokens.
 groups = st.lists(st.tuples(st.integers(0, 3), st.none() | st.integers(0, 20)), max_size=20)
 
