@@ -64,7 +64,7 @@ METRICS: dict[str, Metric] = {
     ),
     "rollout/cached_tokens": Metric("tokens", "prompt tokens whose KV came from the prefix cache"),
     "time/rollout_s": Metric(
-        "s", "wall time of generation; rewards of completions that have ended are called meanwhile"
+        "s", "wall time of generation, during which ended completions are judged already"
     ),
     "time/reward_s": Metric("s", "wall time of waiting for rewards after the last completion"),
     "time/train_s": Metric("s", "wall time of forward, comparison, backward and update"),
