@@ -57,8 +57,8 @@ def line(row: Row) -> list[str]:
         if not values:
             return "-"
         middle = sorted(values)[len(values) // 2]
-        if row.extra.get("unit") == "ratio":
-            return f"{middle:.2f}x"
+        if unit := row.extra.get("unit"):
+            return f"{middle:.2f}x" if unit == "ratio" else f"{middle / 1e9:.2f} GB"
         if row.tokens:
             return f"{row.tokens / middle:,.0f} tok/s"
         return f"{middle:.2f} s" if middle >= 1 else f"{middle * 1e3:.3g} ms"
