@@ -19,7 +19,7 @@ from zerogap.engine import Completion, Engine, EngineConfig, Request, SamplingPa
 from zerogap.models.decoder import Decoder  # noqa: E402
 from zerogap.models.tokenizer import load_tokenizer  # noqa: E402
 from zerogap.models.weights import load_decoder, weights_digest  # noqa: E402
-from zerogap.ops import ambient  # noqa: E402
+from zerogap.ops import ambient, backend  # noqa: E402
 from zerogap.trainer import (  # noqa: E402
     Optimiser,
     OptimiserSettings,
@@ -202,14 +202,7 @@ def main() -> None:
         "grpo": ours.grpo,
         "linear": linear,
     }
-    serve(channel, verbs, {"torch": torch.__version__, "threads": torch.get_num_threads(), "ops": backend_name()})
-
-
-def backend_name() -> str:
-    """Return the module whose ops the decoder runs."""
-    from zerogap.models import decoder
-
-    return getattr(decoder.ops, "__name__", type(decoder.ops).__name__)
+    serve(channel, verbs, {"torch": torch.__version__, "threads": torch.get_num_threads(), "backend": backend.describe()})
 
 
 if __name__ == "__main__":

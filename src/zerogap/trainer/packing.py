@@ -15,9 +15,9 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from zerogap import ops
 from zerogap.errors import UsageError
 from zerogap.models.rows import Rows, SequenceRows
-from zerogap.ops import portable as ops
 from zerogap.trainer.sample import Key, TrainSequence
 
 KeptRows = tuple[Tensor | None, ...]
