@@ -1,4 +1,4 @@
-"""torch's own ops as a backend of our engine and trainer: what exactness costs, or gains, with everything else the same.
+"""torch's own ops as a backend of our engine and trainer: what exactness costs, with everything else the same.
 
 They break the row law, and live here only, to be timed against the exact ones.
 """

@@ -202,7 +202,8 @@ def main() -> None:
         "grpo": ours.grpo,
         "linear": linear,
     }
-    serve(channel, verbs, {"torch": torch.__version__, "threads": torch.get_num_threads(), "backend": backend.describe()})
+    about = {"torch": torch.__version__, "threads": torch.get_num_threads(), "backend": backend.describe()}
+    serve(channel, verbs, about)
 
 
 if __name__ == "__main__":
