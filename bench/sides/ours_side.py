@@ -103,6 +103,13 @@ class Ours:
         optimiser.clear_gradients()
         return answer
 
+    def check(self, seed: int) -> Answer:
+        """Return the log-probs of two sequences, to see that different ops compute the same function."""
+        decoder, _ = self.trainer
+        batch = train_batch(prompts(2, 30, decoder.config.vocab_size, seed))
+        with ambient.guard():
+            return {"logprobs": [value for scored in score(decoder, batch) for value in scored.logprob_T.tolist()]}
+
     def peak(self, sequences: int, length: int, seed: int, micro_batch_rows: int) -> Answer:
         """Measure the peak of resident memory over whole training steps: forward, backward and update."""
         decoder, optimiser = self.trainer
@@ -198,6 +205,7 @@ def main() -> None:
         "generate": ours.generate,
         "decode": ours.decode,
         "train": ours.train,
+        "check": ours.check,
         "peak": ours.peak,
         "grpo": ours.grpo,
         "linear": linear,

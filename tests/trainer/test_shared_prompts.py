@@ -120,6 +120,21 @@ def test_gradients_are_those_of_the_sequences_unshared_in_float64() -> None:
         torch.testing.assert_close(shared[name], gradient, rtol=1e-9, atol=1e-11)
 
 
+def test_gradients_of_the_backend_in_use_are_near_those_in_float64() -> None:
+    """The backward may be any correct one: float32 against float64, each sequence alone there."""
+    found = {}
+    for dtype in (torch.float32, torch.float64):
+        decoder = random_decoder(dtype=dtype, tie_word_embeddings=True)
+        sequences = draw_groups()
+        members = range(len(sequences))
+        for some in [tuple(members)] if dtype == torch.float32 else [(member,) for member in members]:
+            forward(decoder, micro_batch(sequences, some)).logprob_R.sum().backward()
+        found[dtype] = gradients(decoder)
+    for name, exact in found[torch.float64].items():
+        error = (found[torch.float32][name].double() - exact).norm() / exact.norm()
+        assert error < 1e-5, name
+
+
 @pytest.mark.parametrize("count", THREADS)
 def test_a_step_repeats_bit_for_bit(count: int) -> None:
     # Large enough for the library to share its loops among threads.
