@@ -153,8 +153,9 @@ class Ours:
             with timed(answer, "sync_s"):
                 state = decoder.state_dict()
                 engine.load_weights(state, engine.version + 1, weights_digest(state))
-        tokens = {"prompt_tokens": sum(map(len, rows)), "new_tokens": sum(len(one.tokens) for one in done)}
-        return answer | tokens | {"sequences_different": different, "trained_sequences": result.trained_sequences}
+        answer |= {"prompt_tokens": sum(map(len, rows)), "new_tokens": sum(len(one.tokens) for one in done)}
+        answer |= {"rows": result.rows, "rows_alone": sum(one.input_rows for one in batch)}
+        return answer | {"sequences_different": different, "trained_sequences": result.trained_sequences}
 
 
 def train_batch(rows: list[list[int]]) -> list[TrainSequence]:

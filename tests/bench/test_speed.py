@@ -61,7 +61,7 @@ def test_what_a_side_cannot_do_is_one_line(tmp_path: Path) -> None:
 
     side = echo_side(tmp_path)
     try:
-        with pytest.raises(SideError, match="^echo: ValueError: no luck$"):
+        with pytest.raises(SideError, match=r"^echo: ValueError: no luck$"):
             side.ask(do="fail")
         with pytest.raises(SideError, match="no such thing"):
             side.ask(do="unknown")
@@ -128,8 +128,8 @@ def ask_ours(tmp_path: Path, *options: str) -> list[dict]:
         {"do": "generate", "sequences": 3, "prompt_tokens": 9, "new_tokens": 5, "seed": 1},
         {"do": "train", "sequences": 2, "length": 12, "seed": 2},
         {"do": "decode", "context": 20, "new_tokens": 3, "seed": 3},
-        {"do": "grpo", "samples": 8, "new_tokens": 4},
         {"do": "check", "seed": 4},
+        {"do": "grpo", "samples": 8, "new_tokens": 4},
     ]
     source = str(Path(zerogap.__file__).parents[1])
     done = subprocess.run(
@@ -150,8 +150,9 @@ def test_our_side_and_torchs_own_ops_in_it(tmp_path: Path) -> None:
     for answers in (exact, inexact):
         assert [answer.get("error") for answer in answers] == [None] * 6
         assert answers[1]["tokens"] == 15
-        assert answers[4]["trained_sequences"] == 64
-    assert exact[4]["sequences_different"] == 0
-    first, second = exact[5]["logprobs"], inexact[5]["logprobs"]
+        assert answers[5]["trained_sequences"] == 64
+        assert answers[5]["rows"] == answers[5]["prompt_tokens"] // 8 + 64 * 3 < answers[5]["rows_alone"]
+    assert exact[5]["sequences_different"] == 0
+    first, second = exact[4]["logprobs"], inexact[4]["logprobs"]
     assert first != second, "torch's own ops are other ops"
     assert first == pytest.approx(second, abs=1e-4)
