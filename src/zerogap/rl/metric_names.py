@@ -63,9 +63,7 @@ METRICS: dict[str, Metric] = {
         "groups", "prompts whose completions all have the same reward: no gradient"
     ),
     "rollout/cached_tokens": Metric("tokens", "prompt tokens whose KV came from the prefix cache"),
-    "time/rollout_s": Metric(
-        "s", "wall time of generation, during which ended completions are judged already"
-    ),
+    "time/rollout_s": Metric("s", "wall time of generation, during which ended completions are judged already"),
     "time/reward_s": Metric("s", "wall time of waiting for rewards after the last completion"),
     "time/train_s": Metric("s", "wall time of forward, comparison, backward and update"),
     "time/sync_s": Metric("s", "wall time of copying the weights into the engine"),
