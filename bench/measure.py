@@ -171,11 +171,18 @@ class Row:
             "target": self.target,
             "holds": self.holds,
             "tokens": self.tokens,
+            "floor_s": self.floor_s,
             "roofline_share": self.roofline,
             "problems": self.problems,
             "note": self.note,
-            **self.extra,
+            "extra": self.extra,
         }
+
+    @staticmethod
+    def from_record(record: Mapping[str, Any]) -> Row:
+        """Return the row of which `record` gave this."""
+        names = ("name", "what", "ours", "others", "target", "tokens", "floor_s", "problems", "note", "extra")
+        return Row(**{name: record[name] for name in names})
 
 
 def rounds(

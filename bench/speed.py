@@ -77,11 +77,40 @@ def line(row: Row) -> list[str]:
     ]
 
 
+HEAD = ("what", "ours", "best other", "ratio (least-most)", "at least", "of roofline")
+
+
 def table(rows: list[Row], title: str) -> Table:
-    made = Table("what", "ours", "best other", "ratio (least-most)", "at least", "of roofline", title=title)
+    made = Table(*HEAD, title=title)
     for row in rows:
         made.add_row(*line(row))
     return made
+
+
+def markdown(rows: list[Row]) -> str:
+    """Return the table as ``bench/README.md`` keeps it."""
+    lines = [list(HEAD), ["---"] * len(HEAD), *(line(row) for row in rows)]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def show(records: list[dict[str, Any]], as_markdown: bool) -> None:
+    """Print the rows of one or more runs as one table, with what a reader must know."""
+    rows = [Row.from_record(row) for record in records for row in record["rows"]]
+    first = records[0]
+    machine = first["machine"]
+    title = (
+        f"{first['model']}, {machine['threads']} threads of {machine['cpu']}: "
+        f"{machine['read_bytes_per_s'] / 1e9:.1f} GB/s, {machine['flops_per_s'] / 1e9:.0f} GFLOP/s; {first['time']}"
+    )
+    if any(record["short"] for record in records):
+        title += "; SHORT: no figures"
+    if as_markdown:
+        print(f"{title}\n\n{markdown(rows)}\n")
+    else:
+        Console(width=None if sys.stdout.isatty() else 170).print(table(rows, title))
+    for row in rows:
+        for text in [*row.problems, *([row.note] if row.note else [])]:
+            print(f"{'- ' * as_markdown}{row.name}: {text}")
 
 
 def main() -> int:
@@ -94,7 +123,14 @@ def main() -> int:
     parser.add_argument("--linear-backend", default="native", help="whose linear meets MKL's: native or portable")
     parser.add_argument("--short", action="store_true", help="a tenth of the tokens, to see that all works: no figures")
     parser.add_argument("--list", action="store_true", help="name the rows and stop")
+    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    parser.add_argument(
+        "--from", dest="saved", type=Path, nargs="+", metavar="FILE", help="show saved runs; run nothing"
+    )
     options = parser.parse_args()
+    if options.saved:
+        show([json.loads(path.read_text()) for path in options.saved], options.markdown)
+        return 0
     known = rows_by_name(options.linear_backend)
     if options.list:
         print("\n".join(known))
@@ -121,31 +157,21 @@ def main() -> int:
                 found = known[name](bench)
                 rows += found if isinstance(found, list) else [found]
         about = bench.about()
-    title = (
-        f"{options.model.name}, {machine.threads} threads of {machine.cpu}: {machine.read_bytes_per_s / 1e9:.1f} GB/s, "
-        f"{machine.flops_per_s / 1e9:.0f} GFLOP/s; {options.rounds} rounds{', SHORT: no figures' * options.short}"
-    )
-    Console(width=None if sys.stdout.isatty() else 170).print(table(rows, title))
-    for row in rows:
-        for text in [*row.problems, *([row.note] if row.note else [])]:
-            print(f"{row.name}: {text}")
-    if options.json is not None:
-        write_text_atomic(
-            options.json, json.dumps(record(rows, machine.about(), about, options.short), indent=1) + "\n"
-        )
-    return 0
-
-
-def record(rows: list[Row], machine: dict[str, Any], sides: dict[str, Any], short: bool) -> dict[str, Any]:
-    return {
+    made = {
         "schema": SCHEMA,
         "schema_version": 1,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "short": short,
-        "machine": machine,
-        "sides": sides,
+        "model": options.model.resolve().name,
+        "rounds": options.rounds,
+        "short": options.short,
+        "machine": machine.about(),
+        "sides": about,
         "rows": [row.record() for row in rows],
     }
+    show([made], options.markdown)
+    if options.json is not None:
+        write_text_atomic(options.json, json.dumps(made, indent=1) + "\n")
+    return 0
 
 
 if __name__ == "__main__":

@@ -105,6 +105,8 @@ def test_ratios_are_per_round_and_against_the_best_other() -> None:
     assert (ratio.least, ratio.median, ratio.most) == (1.0, 1.5, 2.0)
     assert row.holds is True
     assert row.roofline == 0.5
+    again = Row.from_record(json.loads(json.dumps(row.record())))
+    assert again == row
     assert Row("r", "w", [1.0], {"o": [1.4]}, 1.5).holds is False
     assert Row("r", "w", [1.0], {}, 1.5).holds is None
 
