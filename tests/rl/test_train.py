@@ -318,6 +318,45 @@ def test_batch_variant_trainer_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     assert (fault["layer"], fault["op"], fault["side"]) == (1, "up_proj", "trainer")
 
 
+@pytest.mark.parametrize("row", [1, -1], ids=["of a shared prompt", "of the last response"])
+def test_a_wrong_row_of_the_training_forward_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: int
+) -> None:
+    """One row is wrong: of a prompt that its samples share, or of the last response behind another shared prompt."""
+
+    def spoil(made: Run) -> None:
+        layer = made.decoder.model.layers[1].mlp
+        forward = layer.up_proj.forward
+
+        def one_row(x: Tensor) -> Tensor:
+            factor = torch.ones(len(x), 1)
+            factor[row] += 1e-2 * (len(x) > 50)  # not in a sequence alone
+            return forward(x) * factor
+
+        layer.up_proj.forward = one_row
+
+    with_run(monkeypatch, spoil)
+    assert train(tmp_path / "run") == 1
+    found = incident(tmp_path / "run")
+    fault = found["fault"]
+    assert (fault["layer"], fault["op"], fault["side"]) == (1, "up_proj", "trainer")
+    records = list(read_samples(samples_path(tmp_path / "run", 0)))
+    wrong = [
+        (number, place)
+        for number, record in enumerate(records)
+        for place, pair in enumerate(zip(record["logprobs_engine"], record["logprobs_trainer"], strict=True))
+        if pair[0] != pair[1]
+    ]
+    prompts = {tuple(records[number]["prompt_ids"]) for number, _ in wrong}
+    assert len(prompts) == 1, "no other prompt's samples are touched"
+    if row == 1:
+        assert fault["position"] == 1
+        assert len({number for number, _ in wrong}) > 1, "all samples that share the row differ"
+    else:
+        ((number, place),) = wrong
+        assert fault["position"] == len(records[number]["prompt_ids"]) + place - 1
+
+
 def test_with_more_updates_the_training_forward_is_compared_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
