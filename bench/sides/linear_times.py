@@ -21,7 +21,7 @@ def backend_linear(backend: str) -> Callable[..., Tensor]:
     return importlib.import_module(f"zerogap.ops.{backend}").linear
 
 
-@torch.inference_mode()
+@torch.no_grad()  # no inference mode: torch would not count the changes of weights made in it, so no copy could be kept
 def linear(
     out_features: int, in_features: int, rows: int, segments: int, backend: str, passes: int, seed: int
 ) -> Answer:

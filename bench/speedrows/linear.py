@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from measure import Row, Side, SideError
+from measure import Row, Side, SideError, tell
 from speedrows.bench import Bench
 
 ROWS = (1, 8, 64, 512)
@@ -70,6 +70,7 @@ def _shape(bench: Bench, backend: str, rows: int, name: str, out_features: int, 
         row.problems.append(f"{label}: {error}")
         return row
     row.ours, row.others = answer["ours_s"], {"MKL": answer["mkl_s"]}
+    tell(f"linear: {label}: {min(row.others['MKL']) / min(row.ours):.2f}x")
     weights = 4 * out_features * in_features
     moved = weights + 4 * rows * (in_features + out_features)
     row.floor_s = bench.machine.floor(moved, 2 * rows * out_features * in_features)
