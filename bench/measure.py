@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 
 LIMIT_S = 1800.0
+QUIET = 0.05  # share of the machine that others may use without a remark
 
 
 class SideError(Exception):
@@ -221,6 +222,13 @@ class Busy:
     def __init__(self) -> None:
         self._began = time.monotonic()
         self._all, self._own = self._now()
+
+    def note(self, row: Row) -> None:
+        """Write the share down in a row, and say so if it is large."""
+        share = self.others_share()
+        row.extra["others_busy_share"] = share
+        if share > QUIET:
+            row.problems.append(f"other processes took {share:.0%} of the machine meanwhile")
 
     def others_share(self) -> float:
         everything, own = self._now()

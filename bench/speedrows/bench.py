@@ -100,7 +100,8 @@ class Bench:
         answers, more = rounds(asked, self.count, ask, warm, lambda text: tell(f"{name}: {text}"))
         values = {side: [answer[value] for answer in given] for side, given in answers.items()}
         row = Row(name, what, values.pop(sides[0], []), values, problems=problems + more)
-        row.extra = {"others_busy_share": busy.others_share(), "answers": answers}
+        row.extra = {"answers": answers}
+        busy.note(row)
         return row
 
     def _command(self, name: str) -> tuple[list[str], dict[str, str]]:

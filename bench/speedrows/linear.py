@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from measure import Row, Side, SideError, tell
+from measure import Busy, Row, Side, SideError, tell
 from speedrows.bench import Bench
 
 ROWS = (1, 8, 64, 512)
@@ -33,6 +33,7 @@ def linear(bench: Bench, backend: str) -> list[Row]:
     """Return a row per number of rows, which is the geometric mean over the shapes, and one per shape under it."""
     found: list[Row] = []
     for count in ROWS:
+        busy = Busy()
         parts = [_shape(bench, backend, count, *shape) for shape in SHAPES]
         parts = [part for part in parts if part.ours]
         if not parts:
@@ -50,6 +51,7 @@ def linear(bench: Bench, backend: str) -> list[Row]:
         need = READ_SHARE_AT_1 if count == 1 else FMA_SHARE_FROM_64 if count >= 64 else None
         if need is not None:
             mean.extra = {"roofline_target": need, "roofline_holds": (mean.roofline or 0.0) >= need}
+        busy.note(mean)
         found += [mean, *parts]
     return found
 
