@@ -92,8 +92,10 @@ def main(program: str, model: str, vocabulary: int) -> None:
         answer["tokens"] = sum(reply["tokens_predicted"] for _, reply in replies)
         if answer["tokens"] != sequences * new_tokens:
             return {"error": f"llama-server made {answer['tokens']} of {sequences * new_tokens} tokens"}
-        if logprobs and any(len(reply["completion_probabilities"]) != new_tokens for _, reply in replies):
-            return {"error": "llama-server left out log-probs"}
+        # The server holds back a token that ends within a character, at times for good, and its log-prob with it.
+        given = sum(len(reply.get("completion_probabilities", ())) for _, reply in replies)
+        if logprobs and given < 0.95 * answer["tokens"]:
+            return {"error": f"llama-server gave log-probs for {given} of {answer['tokens']} tokens"}
         return answer
 
     try:
