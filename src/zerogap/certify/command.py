@@ -33,7 +33,7 @@ from zerogap.models.config import ModelConfig
 from zerogap.models.hub import resolve_model
 from zerogap.models.tokenizer import load_tokenizer
 from zerogap.models.weights import load_decoder
-from zerogap.numerics import NUMERICS_VERSION, code_digest
+from zerogap.numerics import NUMERICS_VERSION, code_digest, kernels_digest
 from zerogap.ops import ambient, backend
 from zerogap.threads import thread_count
 
@@ -121,6 +121,7 @@ def _torch_lines(config: ModelConfig, full: bool, show: Callable[[str], None]) -
 
 def _certificate(model: str, config: ModelConfig, lines: list[Line], full: bool) -> dict[str, Any]:
     results = [vars(line) for line in lines]
+    name = backend.cpu_backend()
     return sealed(
         {
             "issued": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -130,7 +131,9 @@ def _certificate(model: str, config: ModelConfig, lines: list[Line], full: bool)
             "software": {
                 "zerogap": __version__,
                 "numerics_version": NUMERICS_VERSION,
-                "backend": f"cpu-{backend.cpu_backend()}",
+                "backend": f"cpu-{name}",
+                "kernels_digest": kernels_digest() if name == "native" else None,
+                "cpu_path": backend.cpu_path() if name == "native" else None,
                 "code_digest": code_digest(),
                 "torch": torch.__version__,
                 "cpu_capability": torch.backends.cpu.get_cpu_capability(),

@@ -8,7 +8,7 @@ from typing import Any
 from zerogap import __version__
 from zerogap.facts.certificate import certificates, cpu_identity
 from zerogap.facts.fact import ABSENT, Fact, Facts
-from zerogap.numerics import NUMERICS_VERSION, code_digest
+from zerogap.numerics import NUMERICS_VERSION, code_digest, kernels_digest
 
 _SHAPE = (
     "family",
@@ -49,6 +49,7 @@ def certificate_facts(facts: Facts, folder: Path | None = None) -> Facts:
 
 def _wanted(facts: Facts) -> dict[str, dict[str, Any]]:
     kernels = facts.get("software.zerogap_kernels")
+    backend = None if kernels is None else "cpu-portable" if kernels.value == ABSENT else "cpu-native"
     torch = facts.get("software.torch")
     return {
         "device": {"kind": "cpu", **cpu_identity()},
@@ -56,7 +57,8 @@ def _wanted(facts: Facts) -> dict[str, dict[str, Any]]:
             "zerogap": __version__,
             "numerics_version": NUMERICS_VERSION,
             "code_digest": code_digest(),
-            "backend": None if kernels is None else "cpu-portable" if kernels.value == ABSENT else "cpu-native",
+            "backend": backend,
+            **({"kernels_digest": kernels_digest()} if backend == "cpu-native" else {}),
             "torch": None if torch is None else torch.value,
         },
         "model": {key: facts[f"model.{key}"].value if f"model.{key}" in facts else None for key in _SHAPE},

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from zerogap import ops
 from zerogap.models.config import ModelConfig
+from zerogap.ops import backend
 
 
 @dataclass(frozen=True)
@@ -63,32 +65,25 @@ class PagedCache:
     """Keys and values of all layers in pages of the engine's memory."""
 
     def __init__(self, config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype = torch.float32):
-        shape = (config.num_layers, config.num_kv_heads, num_pages * page_size, config.head_dim)
         self.page_size = page_size
         self.num_pages = num_pages
-        self._keys = torch.zeros(shape, dtype=dtype)
-        self._values = torch.zeros(shape, dtype=dtype)
+        kind = backend.of_dtype(dtype).KVMemory
+        self.memory = kind(config.num_layers, num_pages, page_size, config.num_kv_heads, config.head_dim, dtype)
 
     @staticmethod
     def page_bytes(config: ModelConfig, page_size: int, dtype: torch.dtype = torch.float32) -> int:
         """Return the memory of one page over all layers, in bytes."""
-        return 2 * config.num_layers * config.num_kv_heads * page_size * config.head_dim * dtype.itemsize
+        kind = backend.of_dtype(dtype).KVMemory
+        return kind.page_bytes(config.num_layers, page_size, config.num_kv_heads, config.head_dim, dtype)
 
-    def update(self, layer: int, k_RGD: Tensor, v_RGD: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Store the rows' keys and values; return all of the layer's, [slots, G, D]."""
-        keys, values = self._keys[layer], self._values[layer]
-        keys.index_copy_(1, rows.slots_R, k_RGD.transpose(0, 1))
-        values.index_copy_(1, rows.slots_R, v_RGD.transpose(0, 1))
-        return keys.transpose(0, 1), values.transpose(0, 1)
+    def update(self, layer: int, k_RGD: Tensor, v_RGD: Tensor, rows: Rows) -> tuple[Any, Any]:
+        """Store the rows' keys and values; return what ``ops.attention`` takes as all of the layer's."""
+        return self.memory.store(layer, rows.slots_R, k_RGD, v_RGD)
 
     def clear_pages(self, pages: Sequence[int]) -> None:
         """Zero freed pages, so that nothing of one sequence is left for the next."""
-        if not pages:
-            return
-        shape = (*self._keys.shape[:2], self.num_pages, -1)
-        index = torch.tensor(list(pages))
-        self._keys.view(shape).index_fill_(2, index, 0.0)
-        self._values.view(shape).index_fill_(2, index, 0.0)
+        if pages:
+            self.memory.clear(pages)
 
 
 class PackedCache:

@@ -13,7 +13,7 @@ from zerogap.models.config import ModelConfig
 from zerogap.models.decoder import Decoder
 from zerogap.models.rows import PackedCache, Rows
 from zerogap.models.weights import weights_digest
-from zerogap.numerics import NUMERICS_VERSION
+from zerogap.numerics import NUMERICS_VERSION, kernels_digest
 from zerogap.ops import ambient, backend
 from zerogap.trainer.optimiser import Optimiser, OptimiserSettings
 
@@ -23,10 +23,12 @@ _EVERY = 9  # of so many rows one gets a log-prob: the LM head runs on chunks, h
 
 
 def environment() -> dict[str, Any]:
-    """Return what may change bits: numerics version, torch version, CPU path, thread count."""
+    """Return what may change bits: numerics version, backend, kernels, torch version, CPU path, thread count."""
+    name = backend.cpu_backend()
     return {
         "numerics_version": NUMERICS_VERSION,
-        "backend": backend.cpu_backend(),
+        "backend": name,
+        "kernels": kernels_digest() if name == "native" else None,
         "torch": torch.__version__,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
