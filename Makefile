@@ -6,7 +6,7 @@ STAMP   = $(VENV)/.installed
 KERNELS = $(VENV)/.kernels
 SMOLLM2 = .models/smollm2-135m-instruct
 
-.PHONY: demo kernels test test-all test-portable lint types smollm2 test-smollm2 test-integrations test-peers clean
+.PHONY: demo kernels test test-all test-portable lint types smollm2 test-smollm2 test-integrations test-peers bench-peers bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -60,6 +60,12 @@ test-integrations: $(STAMP)  ## the tests with real TRL and Ray, which come on t
 
 test-peers: $(STAMP) smollm2  ## zerogap probe against real vLLM on the CPU, in an environment of its own
 	$(BIN)/python -m pytest -m peer tests/peers
+
+bench-peers: $(STAMP) smollm2  ## the pinned peers of the benchmark, each in an environment of its own
+	$(BIN)/python bench/peer_setup.py $(SMOLLM2)
+
+bench: $(KERNELS) bench-peers  ## speed against the peers, in turn: wants a quiet machine and about an hour
+	$(BIN)/python bench/speed.py $(SMOLLM2) --json bench/data/speed.json
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

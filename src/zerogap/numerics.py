@@ -7,7 +7,7 @@ import json
 from importlib.util import find_spec
 from pathlib import Path
 
-NUMERICS_VERSION = 1  # rises with every change of zerogap that changes bits
+NUMERICS_VERSION = 2  # rises with every change of zerogap that changes bits
 _PARTS = ("ops", "models", "engine", "trainer")
 
 

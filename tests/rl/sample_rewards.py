@@ -78,3 +78,17 @@ def two_arguments(prompt, completion):
 
 
 NUMBER = 3
+
+
+def mark(prompt, completion, answer):
+    """Leave a file."""
+    Path(answer).write_text("")
+    if completion == "slow mark":
+        time.sleep(0.5)
+    return len(completion)
+
+
+def slow_first(prompt, completion, answer):
+    if completion == "slow":
+        time.sleep(1.0)
+    return len(completion)

@@ -113,9 +113,15 @@ def test_functions_with_different_numbers_of_turns_share_batches() -> None:
 
         return function
 
-    results = run_in_lockstep([turns(count) for count in (3, 0, 1, 2)], batch)
+    told: list[tuple[int, list[int], int]] = []
+
+    def ended(index: int, result: list[int]) -> None:
+        told.append((index, result, len(sizes)))
+
+    results = run_in_lockstep([turns(count) for count in (3, 0, 1, 2)], batch, ended=ended)
     assert results == [[3, 0, 1, 2], [0], [1, 0], [2, 0, 1]]
     assert sizes == [3, 2, 1]
+    assert told == [(1, [0], 0), (2, [1, 0], 1), (3, [2, 0, 1], 2), (0, [3, 0, 1, 2], 3)], "before the next batch"
     assert run_in_lockstep([], batch) == []
 
 

@@ -71,7 +71,8 @@ BEGINNING = [
 ]
 MIDDLE = [
     (zerogap.engine.engine.Engine, "step", 9),  # a rollout
-    (zerogap.rl.rewards.RewardPool, "_wait", 5),  # a reward
+    (zerogap.rl.rewards.Scoring, "poll", 9),  # a reward, during a rollout and after it
+    (zerogap.rl.rewards.Scoring, "finish", 2),
     (zerogap.rl.loop, "accumulate", 2),  # training
     (zerogap.rl.loop, "write_samples", 2),
     (zerogap.rl.loop.MetricsWriter, "write", 2),

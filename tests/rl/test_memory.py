@@ -39,10 +39,13 @@ def test_smollm2_fits_its_budget() -> None:
 def test_what_raises_the_need() -> None:
     base = estimate()
     assert estimate("train.gradient_checkpointing=true").activations < base.activations / 5
-    assert estimate("train.tokens_per_micro_batch=8192").activations == 2 * base.activations
+    large = ("train.tokens_per_micro_batch=8192", "rollout.prompts_per_step=64")
+    assert estimate(*large).activations == 2 * base.activations
     assert estimate("engine.num_pages=10").kv_cache == 10 * 16 * 2 * 30 * 3 * 64 * 4
     assert estimate("engine.kv_bytes=12345").kv_cache == 12345
-    assert estimate("rollout.prompts_per_step=1", "rollout.samples_per_prompt=2").activations == base.activations / 8
+    few = ("rollout.prompts_per_step=1", "rollout.samples_per_prompt=2", "rollout.max_tokens=56")
+    assert estimate(*few).activations * 4096 == base.activations * (200 + 2 * 56), "the prompt counts once"
+    assert estimate(*few, "task.rollout=a:b").activations == base.activations / 8, "its turns may be of any length"
     # one sequence longer than the budget runs alone, whole
     assert estimate("train.tokens_per_micro_batch=1", longest=4096).activations == base.activations
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from zerogap.errors import UsageError
 from zerogap.rl.records import read_records
 from zerogap.rl.reward_journal import RewardJournal, score
-from zerogap.rl.rewards import RewardJob, RewardOutcome, RewardPool, clean_environment, event_counts
+from zerogap.rl.reward_process import clean_environment
+from zerogap.rl.rewards import RewardJob, RewardOutcome, RewardPool, event_counts
 
 pytestmark = pytest.mark.usefixtures("here")
 BEHAVE = "sample_rewards:behave"

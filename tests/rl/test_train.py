@@ -172,15 +172,17 @@ def test_a_fault_in_a_turn_that_is_not_trained_on_is_found(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
 
     def spoil(made: Run) -> None:
-        generate = made.engine.generate
+        step = made.engine.step
 
-        def flipped(requests: list) -> list:
-            completions = generate(requests)
-            if requests[0].params.max_tokens == 2:  # the second turn
-                completions[3].logprobs[0] += 1e-6
-            return completions
+        def flipped() -> list:
+            events = step()
+            for event in events:
+                done = event.completion
+                if done is not None and done.key == (0, 0, 3) and done.params.max_tokens == 2:  # the second turn
+                    done.logprobs[0] += 1e-6
+            return events
 
-        made.engine.generate = flipped
+        made.engine.step = flipped
 
     with_run(monkeypatch, spoil)
     extra = ("task.rollout=turns_of_three:turns", "model.max_positions=40")
@@ -316,6 +318,45 @@ def test_batch_variant_trainer_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     assert (fault["layer"], fault["op"], fault["side"]) == (1, "up_proj", "trainer")
 
 
+@pytest.mark.parametrize("row", [1, -1], ids=["of a shared prompt", "of the last response"])
+def test_a_wrong_row_of_the_training_forward_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: int
+) -> None:
+    """One row is wrong: of a prompt that its samples share, or of the last response behind another shared prompt."""
+
+    def spoil(made: Run) -> None:
+        layer = made.decoder.model.layers[1].mlp
+        forward = layer.up_proj.forward
+
+        def one_row(x: Tensor) -> Tensor:
+            factor = torch.ones(len(x), 1)
+            factor[row] += 1e-2 * (len(x) > 50)  # not in a sequence alone
+            return forward(x) * factor
+
+        layer.up_proj.forward = one_row
+
+    with_run(monkeypatch, spoil)
+    assert train(tmp_path / "run") == 1
+    found = incident(tmp_path / "run")
+    fault = found["fault"]
+    assert (fault["layer"], fault["op"], fault["side"]) == (1, "up_proj", "trainer")
+    records = list(read_samples(samples_path(tmp_path / "run", 0)))
+    wrong = [
+        (number, place)
+        for number, record in enumerate(records)
+        for place, pair in enumerate(zip(record["logprobs_engine"], record["logprobs_trainer"], strict=True))
+        if pair[0] != pair[1]
+    ]
+    prompts = {tuple(records[number]["prompt_ids"]) for number, _ in wrong}
+    assert len(prompts) == 1, "no other prompt's samples are touched"
+    if row == 1:
+        assert fault["position"] == 1
+        assert len({number for number, _ in wrong}) > 1, "all samples that share the row differ"
+    else:
+        ((number, place),) = wrong
+        assert fault["position"] == len(records[number]["prompt_ids"]) + place - 1
+
+
 def test_with_more_updates_the_training_forward_is_compared_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -326,7 +367,7 @@ def test_with_more_updates_the_training_forward_is_compared_too(
         layer = made.decoder.model.layers[2].mlp
         forward = layer.down_proj.forward
         # Wrong for as many rows as one update of four has: the scoring pass has more, a sequence alone fewer.
-        layer.down_proj.forward = lambda x: forward(x) * (1 + 1e-6 * (20 < x.shape[0] < 100))
+        layer.down_proj.forward = lambda x: forward(x) * (1 + 1e-6 * (20 < x.shape[0] < 60))
         accumulate = zerogap.rl.loop.accumulate
 
         def counted(decoder: object, optimiser: object, some: list, *rest: object) -> object:
@@ -387,14 +428,16 @@ def test_shifted_position_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_altered_record_is_called_transient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def spoil(made: Run) -> None:
-        generate = made.engine.generate
+        step = made.engine.step
 
-        def flipped(requests: list) -> list:
-            completions = generate(requests)
-            completions[5].logprobs[1] += 1e-6
-            return completions
+        def flipped() -> list:
+            events = step()
+            for event in events:
+                if event.completion is not None and event.key == (0, 1, 1):
+                    event.completion.logprobs[1] += 1e-6
+            return events
 
-        made.engine.generate = flipped
+        made.engine.step = flipped
 
     with_run(monkeypatch, spoil)
     assert train(tmp_path / "run") == 1

@@ -1,4 +1,4 @@
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import pytest
 import torch
@@ -9,20 +9,72 @@ from zerogap.errors import UsageError
 from zerogap.trainer.packing import micro_batch, mini_batches, pack
 from zerogap.trainer.sample import SequenceSampler, TrainSequence
 
+# Per sequence: which prompt it has, and how many response rows; None is a sequence without trained tokens.
+groups = st.lists(st.tuples(st.integers(0, 3), st.none() | st.integers(0, 20)), max_size=20)
 
-@given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 60))
-def test_every_sequence_once_in_order_within_the_budget(rows, budget):
-    batches = pack(rows, budget)
-    assert [i for batch in batches for i in batch] == [i for i, count in enumerate(rows) if count]
+
+def drawn(shapes, prompt_rows=7):
+    return [
+        sequence([prompt] * prompt_rows + [9] * ((rows or 0) + 1), prompt_rows, [0] * (rows or 0) + [rows is not None])
+        for prompt, rows in shapes
+    ]
+
+
+def rows_of(sequences, members):
+    """Rows of a micro-batch by the plain way: the sequences' own, and one prompt each."""
+    prompts = {sequences[i].prompt_tokens for i in members}
+    return sum(map(len, prompts)) + sum(sequences[i].input_rows - sequences[i].prompt_length for i in members)
+
+
+@given(groups, st.integers(1, 60))
+def test_every_sequence_once_in_order_within_the_budget(shapes, budget):
+    sequences = drawn(shapes)
+    batches = pack(sequences, range(len(sequences)), budget)
+    assert [i for batch in batches for i in batch] == [i for i, (_, rows) in enumerate(shapes) if rows is not None]
     for batch in batches:
-        assert sum(rows[i] for i in batch) <= budget or len(batch) == 1
+        assert rows_of(sequences, batch) <= budget or len(batch) == 1
+        assert micro_batch(sequences, batch).row_count == rows_of(sequences, batch)
+
+
+@given(groups, st.integers(1, 60))
+def test_groups_stay_together_and_no_micro_batch_ends_before_it_is_full(shapes, budget):
+    sequences = drawn(shapes)
+    present = [i for i, (_, rows) in enumerate(shapes) if rows is not None]
+    runs = [tuple(run) for _, run in groupby(present, lambda i: sequences[i].prompt_tokens)]
+    batches = pack(sequences, range(len(sequences)), budget)
+    for run in runs:
+        holding = [batch for batch in batches if set(batch) & set(run)]
+        assert len(holding) == 1 or rows_of(sequences, run) > budget, "a group that fits was cut"
     for batch, following in pairwise(batches):
-        assert sum(rows[i] for i in batch) + rows[following[0]] > budget, "a micro-batch ended before it was full"
+        run = next(run for run in runs if following[0] in run)
+        unit = run if rows_of(sequences, run) <= budget else (following[0],)
+        counted = sum(rows_of(sequences, [i for i in batch if i in part]) for part in runs if set(part) & set(batch))
+        shared = 7 if set(batch) & set(run) else 0  # a cut group's prompt is there already
+        assert counted + rows_of(sequences, unit) - shared > budget
+
+
+def test_a_group_above_the_budget_is_cut_and_its_prompt_repeated():
+    sequences = drawn([(1, 5)] * 4 + [(2, 1)])
+    assert pack(sequences, range(5), 17) == [(0, 1), (2, 3), (4,)]
+    assert [micro_batch(sequences, batch).row_count for batch in pack(sequences, range(5), 17)] == [17, 17, 8]
+    assert pack(sequences, (1, 3, 4), 17) == [(1, 3), (4,)], "members alone are packed"
+
+
+@given(groups.filter(lambda shapes: any(rows is not None for _, rows in shapes)))
+def test_every_position_of_every_member_has_its_row(shapes):
+    sequences = drawn(shapes)
+    members = tuple(i for i, (_, rows) in enumerate(shapes) if rows is not None)
+    batch = micro_batch(sequences, members)
+    rows = batch.rows()
+    assert rows.slots_R.tolist() == list(range(batch.row_count)), "a row's slot is its number"
+    for member, places in zip(members, batch.places, strict=True):
+        assert rows.tokens_R[places].tolist() == sequences[member].tokens[: sequences[member].input_rows]
+        assert rows.positions_R[places].tolist() == list(range(sequences[member].input_rows))
 
 
 def test_a_budget_below_one_row_is_refused():
     with pytest.raises(UsageError, match="at least 1 row, not 0"):
-        pack([1], 0)
+        pack([], [], 0)
 
 
 keys = st.lists(st.tuples(*[st.integers(0, 99)] * 3), min_size=1, max_size=30, unique=True)
@@ -77,7 +129,7 @@ def test_rows_targets_and_settings_by_hand():
         sequence([20, 21, 22, 23, 24], 1, [0, 1, 0, 1], top_k=7, suppressed=((0, (5,)), (3, (6, 7)))),
     ]
     batch = micro_batch(sequences, (0, 2))
-    assert batch.tokens == ([10, 11, 12], [20, 21, 22, 23])
+    assert [(list(chunk.tokens), chunk.start) for chunk in batch.chunks] == [([10, 11, 12], 0), ([20, 21, 22, 23], 0)]
     assert batch.scored_S.tolist() == [1, 2, 4, 6]
     assert batch.targets_S.tolist() == [12, 13, 22, 24]
     assert batch.counts == (2, 2)
@@ -85,6 +137,26 @@ def test_rows_targets_and_settings_by_hand():
     assert batch.settings.top_k_R.tolist() == [0, 0, 7, 7]
     assert batch.settings.suppressed == ((0, (3,)), (1, (4,)), (3, (6, 7)))
     assert batch.settings.kept is None
+
+
+def test_a_shared_prompt_comes_once_by_hand():
+    sequences = [
+        sequence([10, 11, 12, 13], 2, [1, 1]),
+        sequence([10, 12, 5], 2, [1]),
+        sequence([10, 11, 7, 8, 9], 2, [1, 0, 1]),
+        sequence([10, 11, 6], 2, [1]),
+    ]
+    batch = micro_batch(sequences, (0, 1, 2, 3))
+    assert [(list(chunk.tokens), chunk.start, list(chunk.block_table)) for chunk in batch.chunks] == [
+        ([10, 11], 0, [0, 1]),
+        ([12], 2, [0, 1, 2]),
+        ([10, 12], 0, [3, 4]),
+        ([7, 8], 2, [0, 1, 5, 6]),
+    ]
+    assert [places.tolist() for places in batch.places] == [[0, 1, 2], [3, 4], [0, 1, 5, 6], [0, 1]]
+    assert batch.scored_S.tolist() == [1, 2, 4, 1, 6, 1], "the prompt's last row predicts a first token three times"
+    assert batch.targets_S.tolist() == [12, 13, 5, 7, 9, 6]
+    assert batch.row_count == 7
 
 
 def test_kept_sets_are_replayed_row_by_row():

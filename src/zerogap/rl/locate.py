@@ -18,7 +18,7 @@ from torch import Tensor
 from zerogap import ops
 from zerogap.engine import Engine, ScheduleTrace, replay
 from zerogap.models.decoder import Decoder
-from zerogap.models.rows import PackedCache, Rows
+from zerogap.models.rows import PackedCache
 from zerogap.models.weights import tensor_digests
 from zerogap.ops import ambient
 from zerogap.rl.gate import Difference
@@ -179,19 +179,21 @@ def _selection(trace: ScheduleTrace, index: int, shared: list[int], last: int) -
 def _micro_batch_of(
     sequences: Sequence[TrainSequence], index: int, micro_batch_rows: int, members: Collection[int]
 ) -> tuple[int, ...]:
-    rows = [sequence.input_rows if other in members else 0 for other, sequence in enumerate(sequences)]
-    return next(batch for batch in pack(rows, micro_batch_rows) if index in batch)
+    return next(batch for batch in pack(sequences, sorted(members), micro_batch_rows) if index in batch)
 
 
 def _trainer_digests(
     decoder: Decoder, sequences: Sequence[TrainSequence], members: tuple[int, ...], index: int, last: int
 ) -> tuple[Digests, Tensor]:
-    """Return the digests of one sequence's rows in a micro-batch that holds it, and the logits of its last row."""
+    """Return the digests of one sequence's rows in a micro-batch that holds it, and the logits of its last row.
+
+    The rows of a prompt that it shares with others are its own too.
+    """
     batch = micro_batch(sequences, members)
-    first = sum(len(tokens) for member, tokens in zip(members, batch.tokens, strict=True) if member < index)
-    recorder = _Recorder(lambda _: (list(range(first, first + last + 1)), list(range(last + 1))))
-    hidden_RK = decoder.hidden(Rows.packed(batch.tokens), PackedCache(), (recorder,))
-    return recorder.digests, decoder.logits(hidden_RK[first + last : first + last + 1])
+    rows = batch.places[members.index(index)][: last + 1].tolist()
+    recorder = _Recorder(lambda _: (rows, list(range(last + 1))))
+    hidden_RK = decoder.hidden(batch.rows(), PackedCache(), (recorder,))
+    return recorder.digests, decoder.logits(hidden_RK[rows[last] : rows[last] + 1])
 
 
 def _logprob(decoder: Decoder, hidden_1K: Tensor, sequence: TrainSequence, last: int) -> float:

@@ -81,6 +81,7 @@ def run_in_lockstep(
     generate_batch: Callable[[list[Call]], Sequence[Answer]],
     time_limit_s: float | None = None,
     name: Callable[[int], str] = "function {}".format,
+    ended: Callable[[int, Result], None] = lambda index, result: None,
 ) -> list[Result]:
     """Run ``functions``, each as ``function(generate)``, and return what they return, in their order.
 
@@ -89,6 +90,7 @@ def run_in_lockstep(
         generate_batch: answers a list of calls (sorted by index), in the calling thread.
         time_limit_s: how long they may run between two batches, seconds; None is without limit.
         name: names a function by its index, for the error line.
+        ended: told, in the calling thread, what each function returned: before the next batch, by index.
 
     Raises:
         UsageError: a function was at work for longer than the limit; its thread ends with the process.
@@ -104,8 +106,9 @@ def run_in_lockstep(
                 f"rollout: the system gives no more than {index} threads, one per sample of a step; "
                 "lower rollout.prompts_per_step"
             ) from None
+    told: set[int] = set()
     try:
-        while len(state.results) < len(functions):
+        while len(told) < len(functions):
             with state.changed:
                 if not state.changed.wait_for(state.settled, time_limit_s):
                     raise UsageError(
@@ -115,6 +118,10 @@ def run_in_lockstep(
                 if state.errors:
                     raise state.errors[min(state.errors)]
                 calls = [state.calls.pop(index) for index in sorted(state.calls)]
+                new = sorted(state.results.keys() - told)
+            for index in new:
+                ended(index, state.results[index])
+            told.update(new)
             if not calls:
                 break
             answers = generate_batch(calls)

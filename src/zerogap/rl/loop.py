@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
-from zerogap.engine import Key
+from zerogap.engine import Key, SamplingParams
 from zerogap.models.weights import weights_digest
 from zerogap.ops import ambient
 from zerogap.rl.config_load import config_digest
@@ -19,12 +20,13 @@ from zerogap.rl.gate import Comparison, Totals, compare, worst
 from zerogap.rl.incident import incident, write_incident
 from zerogap.rl.locate import locate
 from zerogap.rl.metrics import MetricsWriter
-from zerogap.rl.reward_journal import RewardJournal, score
+from zerogap.rl.reward_journal import RewardJournal, StepRewards
 from zerogap.rl.rewards import RewardJob, RewardOutcome, RewardPool
 from zerogap.rl.rollout import Rollout, train_sequence
 from zerogap.rl.samples import Sample, write_samples
 from zerogap.rl.setup import Run, eval_params, rollout_params
 from zerogap.rl.step_metrics import Trained, gap_metrics, rates, reward_metrics, rollout_metrics
+from zerogap.rl.tasks import Prompt
 from zerogap.trainer import (
     RunState,
     Scored,
@@ -110,10 +112,7 @@ class Loop:
         began = time.perf_counter()
         params = rollout_params(config)
         prompts = run.task.train_prompts(step)
-        with clock.phase("time/rollout_s"):
-            rollouts = run.generator.generate(step, prompts, config.rollout.samples_per_prompt, params)
-        with clock.phase("time/reward_s"):
-            outcomes = score(self.pool, self.journal, _jobs("train", step, rollouts))
+        rollouts, outcomes = self._rollout("train", step, prompts, config.rollout.samples_per_prompt, params, clock)
         rewards = [outcome.value for outcome in outcomes]
         size = config.rollout.samples_per_prompt
         groups = [rewards[start : start + size] for start in range(0, len(rewards), size)]
@@ -147,6 +146,33 @@ class Loop:
             with self.saving.phase("time/checkpoint_s"):
                 self._save(step + 1)
         return not trained.stopped
+
+    def _rollout(
+        self,
+        phase: Literal["train", "eval"],
+        step: int,
+        prompts: Sequence[Prompt],
+        samples: int,
+        params: SamplingParams,
+        clock: _Clock,
+    ) -> tuple[list[Rollout], list[RewardOutcome]]:
+        """Generate, and judge each completion as soon as it ends; both lists are in the order of the keys.
+
+        Nothing depends on which ends first: outcomes belong to their keys.
+        """
+        keys: list[Key] = []
+        with StepRewards(self.pool, self.journal) as rewards:
+
+            def judge(rollout: Rollout) -> None:
+                keys.append(rollout.key)
+                rewards.submit(_job(phase, step, rollout))
+
+            with clock.phase("time/rollout_s"):
+                first = step if phase == "train" else _EVAL_STEPS + step
+                rollouts = self.run_.generator.generate(first, prompts, samples, params, judge, rewards.poll)
+            with clock.phase("time/reward_s"):
+                outcome_of = dict(zip(keys, rewards.finish(), strict=True))
+        return rollouts, [outcome_of[rollout.key] for rollout in rollouts]
 
     def _train(self, step: int, sequences: list[TrainSequence], sampled_tokens: int) -> Trained:
         run, updates = self.run_, self.run_.config.train.updates_per_rollout
@@ -233,8 +259,8 @@ class Loop:
         run, section = self.run_, self.run_.config.eval
         with clock.phase("time/eval_s"):
             prompts = run.task.eval_prompts()
-            rollouts = run.generator.generate(_EVAL_STEPS + step, prompts, section.samples, eval_params(run.config))
-            outcomes = score(self.pool, self.journal, _jobs("eval", step, rollouts))
+            params = eval_params(run.config)
+            rollouts, outcomes = self._rollout("eval", step, prompts, section.samples, params, _Clock())
         return {
             "eval/accuracy": float(np.mean([outcome.value >= 1 for outcome in outcomes])),
             "eval/reward": float(np.mean([outcome.value for outcome in outcomes])),
@@ -263,20 +289,11 @@ class Loop:
         save_checkpoint(run.folder, state, run.decoder, run.source, run.optimiser, run.config.run.keep_checkpoints)
 
 
-def _jobs(phase: str, step: int, rollouts: Sequence[Rollout]) -> list[RewardJob]:
-    return [
-        RewardJob(
-            phase,  # type: ignore[arg-type]
-            step,
-            rollout.key[1],
-            rollout.key[2],
-            rollout.prompt.content,
-            rollout.transcript.text,
-            rollout.prompt.answer,
-            rollout.prompt.fields,
-        )
-        for rollout in rollouts
-    ]
+def _job(phase: Literal["train", "eval"], step: int, rollout: Rollout) -> RewardJob:
+    prompt = rollout.prompt
+    return RewardJob(
+        phase, step, *rollout.key[1:], prompt.content, rollout.transcript.text, prompt.answer, prompt.fields
+    )
 
 
 def _samples(

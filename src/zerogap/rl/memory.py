@@ -141,7 +141,7 @@ def estimate_memory(config: Config, shape: Shape, longest_sequence: int) -> Memo
     layer_row = _WORD * (4 * shape.hidden_size + 3 * queries + 3 * keys + 3 * shape.intermediate_size)
     stream_row = _WORD * shape.hidden_size
     sequences = config.rollout.prompts_per_step * config.rollout.samples_per_prompt
-    rows = min(max(config.train.tokens_per_micro_batch, longest_sequence), sequences * longest_sequence)
+    rows = min(max(config.train.tokens_per_micro_batch, longest_sequence), _step_rows(config, longest_sequence))
     if config.train.gradient_checkpointing:
         activations = rows * (shape.num_layers * stream_row + 2 * layer_row)
     else:
@@ -163,6 +163,18 @@ def estimate_memory(config: Config, shape: Shape, longest_sequence: int) -> Memo
         engine_step=engine_rows * layer_row + 6 * decoding * shape.vocab_size * _WORD,
         processes=_BASE + config.reward.workers * _REWARD_WORKER,
     )
+
+
+def _step_rows(config: Config, longest_sequence: int) -> int:
+    """Return the most rows of a step's sequences: a prompt counts once for its samples.
+
+    A custom rollout may add any number of tokens of its own after the prompt, so nothing is known of its share.
+    """
+    rollout = config.rollout
+    if config.task.rollout is not None:
+        return rollout.prompts_per_step * rollout.samples_per_prompt * longest_sequence
+    response = min(rollout.max_tokens, longest_sequence)
+    return rollout.prompts_per_step * (longest_sequence - response + rollout.samples_per_prompt * response)
 
 
 def _kept_sets(config: Config, shape: Shape, tokens: int) -> int:

@@ -63,8 +63,8 @@ METRICS: dict[str, Metric] = {
         "groups", "prompts whose completions all have the same reward: no gradient"
     ),
     "rollout/cached_tokens": Metric("tokens", "prompt tokens whose KV came from the prefix cache"),
-    "time/rollout_s": Metric("s", "wall time of generation"),
-    "time/reward_s": Metric("s", "wall time of the reward calls"),
+    "time/rollout_s": Metric("s", "wall time of generation, during which ended completions are judged already"),
+    "time/reward_s": Metric("s", "wall time of waiting for rewards after the last completion"),
     "time/train_s": Metric("s", "wall time of forward, comparison, backward and update"),
     "time/sync_s": Metric("s", "wall time of copying the weights into the engine"),
     "time/eval_s": Metric("s", "wall time of the held-out evaluation"),
@@ -72,6 +72,6 @@ METRICS: dict[str, Metric] = {
     "time/step_s": Metric("s", "wall time of the whole step, without its checkpoint"),
     "perf/generated_tokens_per_s": Metric("tokens/s", "generated tokens divided by time/rollout_s"),
     "perf/trained_tokens_per_s": Metric(
-        "tokens/s", "tokens through the training forward, prompts included, divided by time/train_s"
+        "tokens/s", "trained tokens and their prompts, which count for each sample, divided by time/train_s"
     ),
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from zerogap.errors import UsageError
 from zerogap.rl.records import open_to_append, read_steps, to_line
-from zerogap.rl.rewards import RewardJob, RewardOutcome, RewardPool
+from zerogap.rl.rewards import RewardJob, RewardOutcome, RewardPool, Scoring
 
 
 class RewardJournal:
@@ -67,11 +67,49 @@ class RewardJournal:
             self._file.close()
 
 
+class StepRewards:
+    """Rewards of a step's completions, asked for as they come: recorded ones are replayed, others called and recorded.
+
+    A context manager; left before `finish`, nothing is recorded.
+    """
+
+    def __init__(self, pool: RewardPool, journal: RewardJournal) -> None:
+        self._scoring = Scoring(pool)
+        self._journal = journal
+        self._jobs: list[RewardJob] = []
+        self._known: list[RewardOutcome | None] = []
+
+    def __enter__(self) -> StepRewards:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._scoring.__exit__(*exception)
+
+    def submit(self, job: RewardJob) -> None:
+        """Ask for a reward."""
+        outcome = self._journal.recorded(job)
+        self._jobs.append(job)
+        self._known.append(outcome)
+        if outcome is None:
+            self._scoring.submit(job)
+
+    def poll(self) -> None:
+        """Let the workers go on, without waiting for them; see `Scoring.poll`."""
+        self._scoring.poll()
+
+    def finish(self) -> list[RewardOutcome]:
+        """Wait for the rest, record what is new in the order of the keys, and return the outcomes as submitted."""
+        new = iter(self._scoring.finish())
+        outcomes = [next(new) if known is None else known for known in self._known]
+        fresh = [index for index, known in enumerate(self._known) if known is None]
+        fresh.sort(key=lambda index: self._jobs[index].key)
+        self._journal.record([self._jobs[index] for index in fresh], [outcomes[index] for index in fresh])
+        return outcomes
+
+
 def score(pool: RewardPool, journal: RewardJournal, jobs: Sequence[RewardJob]) -> list[RewardOutcome]:
     """Return the outcomes of ``jobs``: those in the journal are replayed, the others called and recorded."""
-    known = [journal.recorded(job) for job in jobs]
-    todo = [job for job, outcome in zip(jobs, known, strict=True) if outcome is None]
-    fresh = pool.score(todo)
-    journal.record(todo, fresh)
-    new = iter(fresh)
-    return [next(new) if outcome is None else outcome for outcome in known]
+    with StepRewards(pool, journal) as rewards:
+        for job in jobs:
+            rewards.submit(job)
+        return rewards.finish()

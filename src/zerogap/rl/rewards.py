@@ -3,27 +3,14 @@
 A reward function is ``reward(prompt, completion, answer, **fields) -> float``. ``prompt`` is the text or the list of
 chat messages, ``completion`` the generated text, ``answer`` the task's answer, and ``fields`` what else the task's data
 has; a function without ``**fields`` receives only those that it names.
-
-The workers are plain child processes that speak JSON lines over a socket, and not a process pool of a library, for
-three reasons: their environment is free of secrets from the start (a cleaned ``os.environ`` leaves them readable in
-/proc), each is killed with everything that the reward started, and one round trip is cheap enough (tens of
-microseconds) to give every reward its own, so that a hang costs one reward only.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-import re
 import selectors
-import signal
-import socket
 import subprocess
-import sys
-import time
-import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,21 +18,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from zerogap.errors import UsageError
+from zerogap.rl.reward_process import START_LIMIT_S, Worker
 
 Kind = Literal["ok", "raised", "timed_out", "not_finite", "died"]
 EVENT_KINDS: tuple[Kind, ...] = ("raised", "timed_out", "not_finite", "died")
-
-_SECRET_NAME = re.compile(
-    r"(?:^|_)(?:KEYS?|AUTH|PAT|DSN|COOKIES?|PWD|PASS)(?:_|$)"
-    r"|(?:TOKEN|SECRET|PASSW(?:OR)?D|PASSPHRASE|CREDENTIAL|APIKEY|ACCESSKEY)S?(?:_|$)",
-    re.IGNORECASE,
-)
-# A URL with a password in it, or the beginning of a well-known kind of token.
-_SECRET_VALUE = re.compile(
-    r"://[^/\s:@]*:[^/\s@]+@|^(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|ASIA|npm_|pypi-|eyJ)[\w.\-]{8,}"
-)
-_HARMLESS = frozenset({"PWD", "OLDPWD"})
-_START_LIMIT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -111,86 +87,6 @@ def event_counts(outcomes: Sequence[RewardOutcome]) -> dict[str, int]:
     return {f"reward/{kind}": sum(outcome.kind == kind for outcome in outcomes) for kind in EVENT_KINDS}
 
 
-def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without variables that look like secrets, by their name or their value."""
-    return {
-        name: value
-        for name, value in environment.items()
-        if name in _HARMLESS or not (_SECRET_NAME.search(name) or _SECRET_VALUE.search(value))
-    }
-
-
-class _Worker:
-    """One child process and what it is doing."""
-
-    def __init__(self, function: str, log: Path | None) -> None:
-        self.channel, other = socket.socketpair()
-        environment = clean_environment(os.environ)
-        # One thread, and the same order of sets in every worker; it finds the modules that this process finds.
-        environment |= {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
-        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-        with other:
-            self.process = subprocess.Popen(
-                [sys.executable, "-u", "-P", "-m", "zerogap.rl.reward_worker", str(other.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=environment,
-                pass_fds=[other.fileno()],
-                start_new_session=True,
-            )
-        self.end = weakref.finalize(self, _end, self.process, self.channel)  # also when the interpreter exits
-        self.buffer = b""
-        self.ready = False
-        self.job: int | None = None
-        self.since = time.monotonic()
-        self.send({"function": function, "python_path": os.environ.get("PYTHONPATH"), "log": _text(log)})
-
-    def send(self, record: Mapping[str, Any] | str, limit_s: float = _START_LIMIT_S) -> None:
-        """Send one line; a worker that is gone or does not read is found out by its missing answer."""
-        self.channel.settimeout(limit_s)
-        self.since = time.monotonic()
-        with contextlib.suppress(OSError):
-            self.channel.sendall((record if isinstance(record, str) else json.dumps(record)).encode() + b"\n")
-        self.channel.setblocking(False)
-
-    def receive(self) -> tuple[dict[str, Any] | None, bool]:
-        """Return (answer if complete, whether the other end has closed)."""
-        try:
-            data = self.channel.recv(65536)
-        except BlockingIOError:
-            # Nothing to read: either still at work, or ended while a grandchild holds the socket open.
-            return None, self.process.poll() is not None
-        except OSError:
-            data = b""
-        self.buffer += data
-        line, newline, rest = self.buffer.partition(b"\n")
-        if not newline:
-            return None, not data
-        self.buffer = rest
-        try:
-            answer = json.loads(line)
-        except ValueError:
-            answer = None
-        return (answer, False) if isinstance(answer, dict) else (None, True)
-
-    @property
-    def seconds(self) -> float:
-        """Time since the last line was sent."""
-        return time.monotonic() - self.since
-
-
-def _text(path: Path | None) -> str | None:
-    return None if path is None else str(path.absolute())
-
-
-def _end(process: subprocess.Popen[bytes], channel: socket.socket) -> None:
-    channel.close()
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
 class RewardPool:
     """Calls a reward function in worker processes; a context manager, so that none is left behind."""
 
@@ -204,7 +100,7 @@ class RewardPool:
             on_error: reward of a call that gives none.
         """
         self._function, self._limit, self._on_error = function, time_limit_s, on_error
-        self._workers: list[_Worker | None] = [None] * workers
+        self._workers: list[Worker | None] = [None] * workers
         self._log: Path | None = None
 
     def __enter__(self) -> RewardPool:
@@ -215,15 +111,14 @@ class RewardPool:
 
     def close(self) -> None:
         """End every worker and everything that the rewards started."""
-        for index in range(len(self._workers)):
-            self._drop(index)
+        self.drop_all()
 
     def log_to(self, path: Path) -> None:
         """Append what the reward function prints from now on to a file; before that it goes nowhere."""
         self._log = path
         for worker in self._workers:
             if worker is not None and worker.ready:
-                worker.send({"log": _text(path)})
+                worker.send({"log": str(path.absolute())})
 
     def check(self) -> None:
         """Start one worker and wait until it has the function.
@@ -232,7 +127,7 @@ class RewardPool:
             UsageError: it cannot be imported or called.
         """
         while not any(worker is not None and worker.ready for worker in self._workers):
-            self._advance([], deque(), {}, 1)
+            self.advance([], deque(), {}, 1)
 
     def score(self, jobs: Sequence[RewardJob]) -> list[RewardOutcome]:
         """Return the outcomes of ``jobs``, in their order; each function call is made once.
@@ -240,24 +135,33 @@ class RewardPool:
         Raises:
             UsageError: a worker cannot import the function.
         """
-        lines = [job.arguments() for job in jobs]
-        waiting = deque(range(len(lines)))
-        outcomes: dict[int, RewardOutcome] = {}
-        try:
-            while len(outcomes) < len(lines):
-                self._advance(lines, waiting, outcomes, len(lines) - len(outcomes))
-        except BaseException:
-            for index in range(len(self._workers)):  # an answer to this call must not become one to the next
-                self._drop(index)
-            raise
-        return [outcomes[index] for index in range(len(lines))]
+        with Scoring(self) as scoring:
+            for job in jobs:
+                scoring.submit(job)
+            return scoring.finish()
 
-    def _advance(
-        self, lines: Sequence[str], waiting: deque[int], outcomes: dict[int, RewardOutcome], wanted: int
+    def advance(
+        self,
+        lines: Sequence[str],
+        waiting: deque[int],
+        outcomes: dict[int, RewardOutcome],
+        wanted: int,
+        wait: bool = True,
     ) -> None:
-        """Hand out calls, wait until something happens, and take what came."""
+        """Hand out calls and take what came; for `Scoring`.
+
+        Args:
+            lines: arguments of all calls.
+            waiting: indices of those that no worker has yet.
+            outcomes: of those that are done, by index; added to.
+            wanted: calls that are not done; so many workers are started at most.
+            wait: until something happens.
+
+        Raises:
+            UsageError: a worker cannot import the function.
+        """
         self._give(lines, waiting, wanted)
-        for index, worker in self._wait():
+        for index, worker in self._wait(wait):
             answer, closed = worker.receive()
             if answer is not None and not worker.ready:
                 if "error" in answer:
@@ -266,7 +170,7 @@ class RewardPool:
             elif answer is not None and worker.job is not None:
                 outcomes[worker.job] = self._outcome(answer)
                 worker.job = None
-            elif closed or worker.seconds > (self._limit if worker.ready else _START_LIMIT_S):
+            elif closed or worker.seconds > (self._limit if worker.ready else START_LIMIT_S):
                 self._lost(worker, closed, outcomes)
                 self._drop(index)
 
@@ -275,16 +179,18 @@ class RewardPool:
         for index, worker in enumerate(self._workers[:wanted]):
             if worker is None or (worker.job is None and worker.process.poll() is not None):
                 self._drop(index)
-                self._workers[index] = _Worker(self._function, self._log)
+                self._workers[index] = Worker(self._function, self._log)
         for worker in self._workers:
             if worker is not None and worker.ready and worker.job is None and waiting:
                 worker.job = waiting.popleft()
                 worker.send(lines[worker.job], self._limit)
 
-    def _wait(self) -> list[tuple[int, _Worker]]:
+    def _wait(self, wait: bool) -> list[tuple[int, Worker]]:
         """Wait until a worker says something or its time is up; return the workers that are at something."""
         at_work = [(i, w) for i, w in enumerate(self._workers) if w is not None and (w.job is not None or not w.ready)]
-        left = [(self._limit if worker.ready else _START_LIMIT_S) - worker.seconds for _, worker in at_work]
+        if not wait:
+            return at_work
+        left = [(self._limit if worker.ready else START_LIMIT_S) - worker.seconds for _, worker in at_work]
         with selectors.DefaultSelector() as selector:
             for index, worker in at_work:
                 selector.register(worker.channel, selectors.EVENT_READ, index)
@@ -293,13 +199,19 @@ class RewardPool:
         return at_work
 
     def _outcome(self, answer: Mapping[str, Any]) -> RewardOutcome:
+        seconds = float(answer["seconds"])
+        if seconds > self._limit:  # also where nobody looked in time: what counts does not depend on when one looks
+            return self._late(seconds)
         value = self._on_error if answer["value"] is None else float(answer["value"])
-        return RewardOutcome(answer["kind"], value, float(answer["seconds"]), str(answer["detail"]))
+        return RewardOutcome(answer["kind"], value, seconds, str(answer["detail"]))
 
-    def _lost(self, worker: _Worker, closed: bool, outcomes: dict[int, RewardOutcome]) -> None:
+    def _late(self, seconds: float) -> RewardOutcome:
+        return RewardOutcome("timed_out", self._on_error, seconds, f"over {self._limit:g} s")
+
+    def _lost(self, worker: Worker, closed: bool, outcomes: dict[int, RewardOutcome]) -> None:
         """Record what a worker that hung or died was doing."""
         if not worker.ready:
-            problem = "ended" if closed else f"took over {_START_LIMIT_S:g} s"
+            problem = "ended" if closed else f"took over {START_LIMIT_S:g} s"
             raise UsageError(f"task.reward = '{self._function}': the worker process {problem} while importing it")
         if worker.job is None:
             return
@@ -312,11 +224,64 @@ class RewardPool:
                 "died", self._on_error, worker.seconds, f"the worker process ended with code {code}"
             )
         else:
-            outcome = RewardOutcome("timed_out", self._on_error, worker.seconds, f"over {self._limit:g} s")
+            outcome = self._late(worker.seconds)
         outcomes[worker.job] = outcome
+
+    def drop_all(self) -> None:
+        """End every worker; the next call starts others."""
+        for index in range(len(self._workers)):
+            self._drop(index)
 
     def _drop(self, index: int) -> None:
         worker = self._workers[index]
         if worker is not None:
             worker.end()
             self._workers[index] = None
+
+
+class Scoring:
+    """Reward calls of a step, submitted one by one while others are at work already; a context manager.
+
+    Left before `finish`, its workers end: an answer to one of its calls must not become one to the next.
+    """
+
+    def __init__(self, pool: RewardPool) -> None:
+        self._pool = pool
+        self._lines: list[str] = []
+        self._waiting: deque[int] = deque()
+        self._outcomes: dict[int, RewardOutcome] = {}
+
+    def __enter__(self) -> Scoring:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._open:
+            self._pool.drop_all()
+
+    @property
+    def _open(self) -> int:
+        return len(self._lines) - len(self._outcomes)
+
+    def submit(self, job: RewardJob) -> None:
+        """Add a call; it is made once, by a worker that is free."""
+        self._waiting.append(len(self._lines))
+        self._lines.append(job.arguments())
+
+    def poll(self) -> None:
+        """Hand out calls and take outcomes, without waiting.
+
+        Raises:
+            UsageError: a worker cannot import the function.
+        """
+        if self._open:
+            self._pool.advance(self._lines, self._waiting, self._outcomes, self._open, wait=False)
+
+    def finish(self) -> list[RewardOutcome]:
+        """Wait for the rest; return the outcomes in the order of submission, whichever came first.
+
+        Raises:
+            UsageError: a worker cannot import the function.
+        """
+        while self._open:
+            self._pool.advance(self._lines, self._waiting, self._outcomes, self._open)
+        return [self._outcomes[index] for index in range(len(self._lines))]

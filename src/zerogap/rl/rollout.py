@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from collections.abc import Generator as Completions
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,25 +55,58 @@ class Generator:
     function: RolloutFunction | None = None
     time_limit_s: float | None = None
 
-    def generate(self, step: int, prompts: Sequence[Prompt], samples: int, params: SamplingParams) -> list[Rollout]:
+    def generate(
+        self,
+        step: int,
+        prompts: Sequence[Prompt],
+        samples: int,
+        params: SamplingParams,
+        on_end: Callable[[Rollout], None] = lambda rollout: None,
+        on_step: Callable[[], None] = lambda: None,
+    ) -> list[Rollout]:
         """Return ``samples`` rollouts of each prompt, prompt by prompt.
+
+        Args:
+            step: of the run; the first number of every key.
+            prompts: what to generate from.
+            samples: rollouts of each.
+            params: of every request.
+            on_end: told of each rollout as it ends, while others may still run.
+            on_step: called after each forward of the engine.
 
         Raises:
             UsageError: a prompt does not fit, or a custom rollout function fails.
         """
         tasks = [((step, index, sample), prompt) for index, prompt in enumerate(prompts) for sample in range(samples)]
         if self.function is not None:
-            return self._generate_custom(tasks, params)
+            return self._generate_custom(tasks, params, on_end, on_step)
         encoded = [tuple(self.encode(prompt)) for prompt in prompts]
         requests = [
             Request(key, encoded[key[1]], self._fitting(prompt, encoded[key[1]], params)) for key, prompt in tasks
         ]
-        rollouts = []
-        for (key, prompt), completion in zip(tasks, self.engine.generate(requests), strict=True):
-            transcript = Transcript(list(completion.prompt))
-            transcript.add_completion(completion)
-            rollouts.append(Rollout(key, prompt, transcript))
-        return rollouts
+        prompt_of = dict(tasks)
+        rollouts: dict[Key, Rollout] = {}
+        with closing(self._run(requests, on_step)) as completions:
+            for completion in completions:
+                transcript = Transcript(list(completion.prompt))
+                transcript.add_completion(completion)
+                rollouts[completion.key] = Rollout(completion.key, prompt_of[completion.key], transcript)
+                on_end(rollouts[completion.key])
+        return [rollouts[key] for key, _ in tasks]
+
+    def _run(self, requests: Sequence[Request], on_step: Callable[[], None]) -> Completions[Completion, None, None]:
+        """Drive the engine and yield the completions as they end."""
+        try:
+            for request in requests:
+                self.engine.add(request)
+            while self.engine.has_work():
+                for event in self.engine.step():
+                    if event.completion is not None:
+                        yield event.completion
+                on_step()
+        finally:
+            for request in requests:
+                self.engine.abort(request.key)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return a prompt's token ids."""
@@ -100,7 +135,13 @@ class Generator:
             )
         return replace(params, max_tokens=min(params.max_tokens, room), min_tokens=min(params.min_tokens, room))
 
-    def _generate_custom(self, tasks: list[tuple[Key, Prompt]], params: SamplingParams) -> list[Rollout]:
+    def _generate_custom(
+        self,
+        tasks: list[tuple[Key, Prompt]],
+        params: SamplingParams,
+        on_end: Callable[[Rollout], None],
+        on_step: Callable[[], None],
+    ) -> list[Rollout]:
         """Run the function for every sample; what they ask of the engine at one time is one batch."""
         function = self.function
         assert function is not None
@@ -119,27 +160,35 @@ class Generator:
                 made[call.index] += 1
                 asked = replace(params, seed=seed, **{_CHANGEABLE[name]: value for name, value in call.params.items()})
                 requests.append(Request(key, call.prompt_ids, self._cut(prompt, call.prompt_ids, asked)))
-            return self.engine.generate(requests)
+            done = {completion.key: completion for completion in self._run(requests, on_step)}
+            return [done[request.key] for request in requests]
+
+        def ended(index: int, transcript: Transcript) -> None:
+            key, prompt = tasks[index]
+            self._check(prompt, transcript)
+            on_end(Rollout(key, prompt, transcript))
 
         transcripts = run_in_lockstep(
             [rollout_of(prompt) for _, prompt in tasks],
             answer,
             self.time_limit_s,
             lambda index: f"task.rollout on {tasks[index][1].name}",
+            ended,
         )
+        return [Rollout(key, prompt, transcript) for (key, prompt), transcript in zip(tasks, transcripts, strict=True)]
+
+    def _check(self, prompt: Prompt, transcript: Transcript) -> None:
         vocabulary = self.engine.decoder.config.vocab_size
-        for (_, prompt), transcript in zip(tasks, transcripts, strict=True):
-            if len(transcript.tokens) > self.max_positions:
-                raise UsageError(
-                    f"task.rollout on {prompt.name}: the transcript has {len(transcript.tokens)} tokens, "
-                    f"the context {self.max_positions}; end the rollout earlier (see context.room)"
-                )
-            if max(transcript.tokens) >= vocabulary:
-                raise UsageError(
-                    f"task.rollout on {prompt.name}: the transcript has token id {max(transcript.tokens)}; "
-                    f"the vocabulary is 0..{vocabulary - 1}"
-                )
-        return [Rollout(key, prompt, ended) for (key, prompt), ended in zip(tasks, transcripts, strict=True)]
+        if len(transcript.tokens) > self.max_positions:
+            raise UsageError(
+                f"task.rollout on {prompt.name}: the transcript has {len(transcript.tokens)} tokens, "
+                f"the context {self.max_positions}; end the rollout earlier (see context.room)"
+            )
+        if max(transcript.tokens) >= vocabulary:
+            raise UsageError(
+                f"task.rollout on {prompt.name}: the transcript has token id {max(transcript.tokens)}; "
+                f"the vocabulary is 0..{vocabulary - 1}"
+            )
 
 
 @dataclass(frozen=True)

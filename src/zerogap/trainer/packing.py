@@ -1,29 +1,39 @@
-"""Ragged packing: whole sequences laid end to end in micro-batches of a bounded number of rows, without padding."""
+"""Ragged packing: sequences laid end to end in micro-batches of a bounded number of rows, without padding.
+
+The samples of one prompt share its rows: a micro-batch computes a prompt once, and each response follows it as a chunk
+of its own that attends to the prompt's keys and its own. By the row law every row keeps its bits.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from zerogap import ops
 from zerogap.errors import UsageError
+from zerogap.models.rows import Rows, SequenceRows
 from zerogap.trainer.sample import Key, TrainSequence
 
 KeptRows = tuple[Tensor | None, ...]
 
 
-def pack(row_counts: Sequence[int], budget: int) -> list[tuple[int, ...]]:
+def pack(sequences: Sequence[TrainSequence], members: Iterable[int], budget: int) -> list[tuple[int, ...]]:
     """Split sequences into micro-batches, keeping their order.
 
-    A micro-batch takes the next sequence as long as the rows fit; a sequence above the budget stands alone. Sequences
-    of 0 rows are in no micro-batch. Ragged rows leave nothing to gain from sorting by length.
+    Neighbours with the same prompt are a group, whose prompt counts once. A micro-batch takes the next group as long as
+    its rows fit. A group above the budget is cut wherever it is full, and its prompt counts in each part; a sequence
+    above the budget stands alone. Sequences of 0 rows are in no micro-batch. Ragged rows leave nothing to gain from
+    sorting by length.
 
     Args:
-        row_counts: rows of each sequence.
+        sequences: all sequences.
+        members: indices of those to pack, ascending.
         budget: most rows of a micro-batch; at least 1.
 
     Returns:
@@ -33,14 +43,26 @@ def pack(row_counts: Sequence[int], budget: int) -> list[tuple[int, ...]]:
         raise UsageError(f"the micro-batch budget must be at least 1 row, not {budget}")
     batches: list[list[int]] = []
     filled = 0
-    for index, rows in enumerate(row_counts):
-        if rows == 0:
-            continue
-        if not batches or filled + rows > budget:
+    present = [index for index in members if sequences[index].input_rows]
+    for prompt, indices in groupby(present, lambda index: sequences[index].prompt_tokens):
+        group = list(indices)
+        own = [sequences[index].input_rows - len(prompt) for index in group]
+        whole = len(prompt) + sum(own)
+        if not batches or (filled + whole > budget >= whole):
             batches.append([])
             filled = 0
-        batches[-1].append(index)
-        filled += rows
+        if filled + whole <= budget:
+            batches[-1] += group
+            filled += whole
+            continue
+        prompt_rows = len(prompt)  # 0 once the micro-batch at hand has the prompt
+        for index, rows in zip(group, own, strict=True):
+            if batches[-1] and filled + prompt_rows + rows > budget:
+                batches.append([])
+                filled, prompt_rows = 0, len(prompt)
+            batches[-1].append(index)
+            filled += prompt_rows + rows
+            prompt_rows = 0
     return [tuple(batch) for batch in batches]
 
 
@@ -77,25 +99,37 @@ class MicroBatch:
 
     Attributes:
         members: indices of its sequences in the list it was made from.
-        tokens: token ids of each member's rows.
-        scored_S: int64 row whose output predicts each scored token.
+        chunks: the rows in their order; a prompt that several members have comes once, before the responses. A page is
+            one row, and a row's page is its number.
+        places: per member the row of each of its positions, int64.
+        scored_S: int64 row whose output predicts each scored token; the last row of a shared prompt comes often.
         targets_S: int64 ids of the scored tokens.
         counts: scored tokens of each member; they sum to S.
         settings: sampler settings of the scored rows.
     """
 
     members: tuple[int, ...]
-    tokens: tuple[list[int], ...]
+    chunks: tuple[SequenceRows, ...]
+    places: tuple[Tensor, ...]
     scored_S: Tensor
     targets_S: Tensor
     counts: tuple[int, ...]
     settings: ops.SamplerRows
 
+    def rows(self) -> Rows:
+        """Return the rows for the decoder."""
+        return Rows.build(self.chunks, page_size=1)
+
+    @property
+    def row_count(self) -> int:
+        """Number of rows."""
+        return sum(len(chunk.tokens) for chunk in self.chunks)
+
 
 def micro_batch(
     sequences: Sequence[TrainSequence], members: tuple[int, ...], kept: Sequence[KeptRows] | None = None
 ) -> MicroBatch:
-    """Lay the member sequences end to end.
+    """Lay the member sequences end to end, each prompt once.
 
     Args:
         sequences: all sequences.
@@ -103,22 +137,55 @@ def micro_batch(
         kept: kept sets to replay, per sequence and trained token; None lets the sampler settings make them.
     """
     chosen = [sequences[member] for member in members]
-    tokens = tuple(sequence.tokens[: sequence.input_rows] for sequence in chosen)
     counts = tuple(sequence.trained_count for sequence in chosen)
-    scored, targets, first_row = [], [], 0
-    for sequence, rows in zip(chosen, tokens, strict=True):
-        places = sequence.trained_places + sequence.prompt_length
-        scored.append(places - 1 + first_row)
-        targets.append(torch.tensor(sequence.tokens)[places])
-        first_row += len(rows)
+    chunks, places = lay_out(chosen)
+    scored, targets = [], []
+    for sequence, places_P in zip(chosen, places, strict=True):
+        positions = sequence.trained_places + sequence.prompt_length
+        scored.append(places_P[positions - 1])
+        targets.append(torch.tensor(sequence.tokens)[positions])
     return MicroBatch(
         members,
-        tokens,
+        tuple(chunks),
+        tuple(places),
         torch.cat(scored),
         torch.cat(targets),
         counts,
         _settings(chosen, counts, None if kept is None else [kept[member] for member in members]),
     )
+
+
+def lay_out(sequences: Sequence[TrainSequence]) -> tuple[list[SequenceRows], list[Tensor]]:
+    """Return the chunks of rows of a micro-batch, and per sequence the row of each of its positions.
+
+    A sequence whose prompt no other has is one chunk.
+    """
+    sharing = Counter(sequence.prompt_tokens for sequence in sequences)
+    chunks: list[SequenceRows] = []
+    places: list[Tensor] = []
+    prompt_rows: dict[tuple[int, ...], range] = {}
+    count = 0
+
+    def add(tokens: Sequence[int], before: range) -> range:
+        """Append rows that follow those of ``before`` in their sequence; return their numbers."""
+        nonlocal count
+        own = range(count, count + len(tokens))
+        if tokens:
+            chunks.append(SequenceRows(tokens, len(before), [*before, *own]))
+        count = own.stop
+        return own
+
+    for sequence in sequences:
+        prompt, tokens = sequence.prompt_tokens, sequence.tokens[: sequence.input_rows]
+        if sharing[prompt] == 1:
+            before, own = range(0), add(tokens, range(0))
+        else:
+            if prompt not in prompt_rows:
+                prompt_rows[prompt] = add(prompt, range(0))
+            before = prompt_rows[prompt]
+            own = add(tokens[len(prompt) :], before)
+        places.append(torch.tensor([*before, *own]))
+    return chunks, places
 
 
 def _settings(

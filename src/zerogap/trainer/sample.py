@@ -137,6 +137,11 @@ class TrainSequence:
         return len(self.tokens) - self.prompt_length
 
     @property
+    def prompt_tokens(self) -> tuple[int, ...]:
+        """The prompt's token ids."""
+        return tuple(self.tokens[: self.prompt_length])
+
+    @property
     def trained_places(self) -> Tensor:
         """Response indices of the T trained tokens, ascending: int64 [T]."""
         return self.loss_mask.nonzero().squeeze(1)

@@ -11,7 +11,7 @@ from torch import Tensor
 from zerogap import ops
 from zerogap.errors import UsageError
 from zerogap.models.decoder import Decoder
-from zerogap.models.rows import PackedCache, Rows
+from zerogap.models.rows import PackedCache
 from zerogap.trainer.packing import KeptRows, MicroBatch, micro_batch, pack
 from zerogap.trainer.sample import TrainSequence
 
@@ -60,7 +60,7 @@ def forward(decoder: Decoder, batch: MicroBatch, want_kept: bool = False) -> ops
         batch: rows and tokens.
         want_kept: also return the kept set of every token.
     """
-    hidden_RK = decoder.hidden(Rows.packed(batch.tokens), PackedCache())
+    hidden_RK = decoder.hidden(batch.rows(), PackedCache())
     hidden_SK = hidden_RK.index_select(0, batch.scored_S)
     return ops.token_logprobs(hidden_SK, decoder.lm_head_weight, batch.targets_S, batch.settings, want_kept=want_kept)
 
@@ -103,7 +103,7 @@ def score(
     check_sequences(decoder, sequences)
     empty = torch.empty(0)
     scores = [Scored(empty, empty, () if want_kept else None, empty)] * len(sequences)
-    for members in pack([sequence.input_rows for sequence in sequences], micro_batch_rows):
+    for members in pack(sequences, range(len(sequences)), micro_batch_rows):
         batch = micro_batch(sequences, members)
         for member, scored in zip(members, split_scores(batch, forward(decoder, batch, want_kept)), strict=True):
             scores[member] = scored

@@ -68,6 +68,7 @@ class StepResult:
         trained_tokens: their trained tokens.
         micro_batches: forward and backward runs.
         micro_batch_rows_max: rows of the largest of them.
+        rows: rows of all of them; a prompt that several sequences of a micro-batch have counts once.
     """
 
     loss: float
@@ -77,6 +78,7 @@ class StepResult:
     trained_tokens: int
     micro_batches: int
     micro_batch_rows_max: int
+    rows: int
 
 
 def with_gradient(sequences: Sequence[TrainSequence]) -> list[int]:
@@ -117,16 +119,14 @@ def accumulate(
     optimiser.clear_gradients()
     weights = sequence_weights([sequence.trained_count for sequence in sequences], settings.loss)
     trained = with_gradient(sequences)
-    rows = [0] * len(sequences)
-    for index in trained:
-        rows[index] = sequences[index].input_rows
     kept = None if old is None else [_kept(scored) for scored in old]
     scores: list[Scored | None] = [None] * len(sequences)
     tokens: list[_Tokens] = []
     losses: list[float] = []
-    plan = pack(rows, settings.micro_batch_rows)
-    for members in plan:
+    rows: list[int] = []
+    for members in pack(sequences, trained, settings.micro_batch_rows):
         batch = micro_batch(sequences, members, kept)
+        rows.append(batch.row_count)
         result = forward(decoder, batch)
         old_S = torch.cat(
             [sequences[m].trained_logprobs_engine if old is None else old[m].logprob_T for m in members]
@@ -150,8 +150,9 @@ def accumulate(
         metrics=_metrics(tokens, settings.loss),
         trained_sequences=len(trained),
         trained_tokens=sum(sequences[index].trained_count for index in trained),
-        micro_batches=len(plan),
-        micro_batch_rows_max=max((sum(rows[m] for m in members) for members in plan), default=0),
+        micro_batches=len(rows),
+        micro_batch_rows_max=max(rows, default=0),
+        rows=sum(rows),
     )
 
 
