@@ -23,9 +23,9 @@ constexpr int64_t ROW_BLOCK = 96;           // most rows of a task: they stay in
 constexpr int64_t BLOCK_FLOATS = 1 << 17;  // of these rows
 constexpr int64_t COLUMN_TASKS = 4, STREAMS = 2;  // tasks per member over the columns
 
-// Where AHEAD, the next NP panels are fetched from memory while these are at work.
+// Where AHEAD, as much memory as these panels take, `ahead` elements beyond them, is fetched while they are at work.
 template <int MR, int NP, class Load, bool AHEAD>
-void tile(const LinearArgs& args, int64_t row, int64_t panel) {
+void tile(const LinearArgs& args, int64_t row, int64_t panel, int64_t ahead) {
   const Packed& weight = *args.weight;
   const int64_t width = weight.in_features / weight.segments;
   const typename Load::Element* panels[NP];
@@ -35,12 +35,12 @@ void tile(const LinearArgs& args, int64_t row, int64_t panel) {
   F16 acc[MR][NP];
   if (weight.segments == 1) {
     clear(acc);
-    multiply<MR, NP, Load, AHEAD>(acc, x, args.x_stride, 1, panels, PANEL, width, NP * weight.in_features * PANEL);
+    multiply<MR, NP, Load, AHEAD>(acc, x, args.x_stride, 1, panels, PANEL, width, ahead);
   } else {
     F16 held[3][MR][NP];  // sums of 1, 2 and 4 segments that wait for their neighbour
     for (int segment = 0; segment < weight.segments; ++segment) {
       clear(acc);
-      multiply<MR, NP, Load, AHEAD>(acc, x, args.x_stride, 1, panels, PANEL, width, NP * weight.in_features * PANEL);
+      multiply<MR, NP, Load, AHEAD>(acc, x, args.x_stride, 1, panels, PANEL, width, ahead);
       x += width;
       for (int p = 0; p < NP; ++p) panels[p] += width * PANEL;
       int level = 0;
@@ -70,22 +70,22 @@ void tile(const LinearArgs& args, int64_t row, int64_t panel) {
 
 // The tile of a size known only now.
 template <int MR, class Load, bool AHEAD>
-void tile_of_panels(int panels, const LinearArgs& args, int64_t row, int64_t panel) {
+void tile_of_panels(int panels, const LinearArgs& args, int64_t row, int64_t panel, int64_t ahead) {
   switch (panels) {
 #define ZG_PANELS(n)                                                                   \
   case n:                                                                              \
-    if constexpr (n <= panels_for(MR)) tile<MR, n, Load, AHEAD>(args, row, panel); \
+    if constexpr (n <= panels_for(MR)) tile<MR, n, Load, AHEAD>(args, row, panel, ahead); \
     break;
     ZG_PANELS(1) ZG_PANELS(2) ZG_PANELS(3) ZG_PANELS(4) ZG_PANELS(5) ZG_PANELS(6) ZG_PANELS(7) ZG_PANELS(8)
 #undef ZG_PANELS
   }
 }
 template <class Load, bool AHEAD>
-void tile_of(int rows, int panels, const LinearArgs& args, int64_t row, int64_t panel) {
+void tile_of(int rows, int panels, const LinearArgs& args, int64_t row, int64_t panel, int64_t ahead) {
   switch (rows) {
 #define ZG_ROWS(n)                                                                                     \
   case n:                                                                                              \
-    if constexpr (n <= MOST_ROWS) tile_of_panels<n, Load, AHEAD>(panels, args, row, panel); \
+    if constexpr (n <= MOST_ROWS) tile_of_panels<n, Load, AHEAD>(panels, args, row, panel, ahead); \
     break;
     ZG_ROWS(1) ZG_ROWS(2) ZG_ROWS(3) ZG_ROWS(4) ZG_ROWS(5) ZG_ROWS(6)
     ZG_ROWS(7) ZG_ROWS(8) ZG_ROWS(9) ZG_ROWS(10) ZG_ROWS(11) ZG_ROWS(12)
@@ -94,39 +94,66 @@ void tile_of(int rows, int panels, const LinearArgs& args, int64_t row, int64_t 
 }
 
 // Rows [first, last) against panels [begin, end): a few panels at a time meet all rows while they are in cache, and the
-// next few are fetched meanwhile. Groups of panels are of nearly equal size: a single one at the end would starve.
+// next few are fetched meanwhile, the last time what comes `after` this task. Groups of panels are of nearly equal size: a
+// single one at the end would starve.
 template <class Load>
-void block(const LinearArgs& args, int64_t first, int64_t last, int64_t begin, int64_t end) {
+void block(const LinearArgs& args, int64_t first, int64_t last, int64_t begin, int64_t end, const typename Load::Element* after) {
+  using Element = typename Load::Element;
+  const int64_t panel_size = args.weight->in_features * PANEL;
   const int64_t tiles = (last - first + MOST_ROWS - 1) / MOST_ROWS;
   const int most = panels_for(static_cast<int>((last - first + tiles - 1) / tiles));
   const int64_t groups = (end - begin + most - 1) / most;
   for (int64_t g = 0; g < groups; ++g) {
-    const int64_t panel = begin + (end - begin) * g / groups;
-    const int panels = static_cast<int>(begin + (end - begin) * (g + 1) / groups - panel);
+    const int64_t panel = begin + (end - begin) * g / groups, next = begin + (end - begin) * (g + 1) / groups;
+    const int panels = static_cast<int>(next - panel);
+    int64_t ahead = panels * panel_size;
+    if (g + 1 == groups) {
+      const uintptr_t here = reinterpret_cast<uintptr_t>(static_cast<const Element*>(args.weight->data) + panel * panel_size);
+      ahead = after == nullptr ? 0 : static_cast<int64_t>(reinterpret_cast<uintptr_t>(after) - here) / static_cast<int64_t>(sizeof(Element));
+    }
     for (int64_t t = 0; t < tiles; ++t) {
       const int64_t row = first + (last - first) * t / tiles;
       const int rows = static_cast<int>(first + (last - first) * (t + 1) / tiles - row);
-      if (t == 0 && g + 1 < groups)
-        tile_of<Load, true>(rows, panels, args, row, panel);
+      if (t == 0 && ahead != 0)
+        tile_of<Load, true>(rows, panels, args, row, panel, ahead);
       else
-        tile_of<Load, false>(rows, panels, args, row, panel);
+        tile_of<Load, false>(rows, panels, args, row, panel, 0);
     }
   }
 }
 
+// How a call is cut into tasks: blocks of rows against runs of panels.
+struct Cut {
+  int64_t panels, row_tasks, column_tasks;
+
+  Cut(const Packed& weight, int64_t rows, int members) : panels(weight.panels()) {
+    const int64_t fitting = BLOCK_FLOATS / (weight.in_features + 1) / MOST_ROWS * MOST_ROWS;
+    const int64_t at_once = fitting < MOST_ROWS ? MOST_ROWS : fitting < ROW_BLOCK ? fitting : ROW_BLOCK;
+    row_tasks = (rows + at_once - 1) / at_once;
+    // With few rows the weight is streamed from memory: long runs. With many, shorter tasks even out the members' ends.
+    const int64_t wanted = members * (row_tasks == 1 ? STREAMS : COLUMN_TASKS);
+    column_tasks = wanted < panels ? wanted : panels;
+  }
+  int64_t tasks() const { return row_tasks * column_tasks; }
+  int64_t begin(int64_t task) const { return panels * (task % column_tasks) / column_tasks; }
+  int64_t end(int64_t task) const { return panels * (task % column_tasks + 1) / column_tasks; }
+};
+
 template <class Load>
 void linear_of(Team& team, Work& work, const LinearArgs& args) {
-  const int64_t panels = args.weight->panels();
-  const int64_t fitting = BLOCK_FLOATS / (args.weight->in_features + 1) / MOST_ROWS * MOST_ROWS;
-  const int64_t at_once = fitting < MOST_ROWS ? MOST_ROWS : fitting < ROW_BLOCK ? fitting : ROW_BLOCK;
-  const int64_t row_tasks = (args.rows + at_once - 1) / at_once;
-  // With few rows the weight is streamed from memory: long runs. With many, shorter tasks even out the members' ends.
-  const int64_t wanted = team.count * (args.rows <= MOST_ROWS ? STREAMS : COLUMN_TASKS);
-  const int64_t column_tasks = wanted < panels ? wanted : panels;
-  for (int64_t task = work.next(); task < row_tasks * column_tasks; task = work.next()) {
-    const int64_t r = task / column_tasks, c = task % column_tasks;
-    block<Load>(args, args.rows * r / row_tasks, args.rows * (r + 1) / row_tasks, panels * c / column_tasks,
-                panels * (c + 1) / column_tasks);
+  using Element = typename Load::Element;
+  const Cut cut(*args.weight, args.rows, team.count);
+  for (int64_t task = work.next(); task < cut.tasks(); task = work.next()) {
+    const int64_t r = task / cut.column_tasks, upcoming = work.upcoming();
+    const Element* after = nullptr;
+    if (upcoming < cut.tasks()) {
+      after = static_cast<const Element*>(args.weight->data) + cut.begin(upcoming) * args.weight->in_features * PANEL;
+    } else if (args.next != nullptr) {
+      const Cut then(*args.next, args.rows, team.count);
+      const int64_t first = upcoming - cut.tasks() < then.tasks() ? upcoming - cut.tasks() : 0;
+      after = static_cast<const Element*>(args.next->data) + then.begin(first) * args.next->in_features * PANEL;
+    }
+    block<Load>(args, args.rows * r / cut.row_tasks, args.rows * (r + 1) / cut.row_tasks, cut.begin(task), cut.end(task), after);
   }
 }
 

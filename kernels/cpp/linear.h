@@ -37,6 +37,7 @@ struct LinearArgs {
   const float* bias;  // [N] or null: added after the tree
   float* y;           // [rows, N], rows `y_stride` apart
   int64_t y_stride;
+  const Packed* next = nullptr;  // of the linear layer after this one, of the same kind: its memory is fetched ahead
 };
 
 struct PackArgs {

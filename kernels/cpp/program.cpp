@@ -41,6 +41,13 @@ Program::Program(std::vector<int64_t> widths, std::vector<Instruction> instructi
   last_ = steps_.back()->what.out;
   check();
   lay_out();
+  const Packed* next = nullptr;
+  for (auto step = steps_.rbegin(); step != steps_.rend(); ++step) {
+    if ((*step)->what.op != Op::linear) continue;
+    const Packed* own = (*step)->what.packed.get();
+    (*step)->next = next != nullptr && next->kind == own->kind ? next : nullptr;
+    next = own;
+  }
 }
 
 Program::~Program() {
@@ -204,7 +211,7 @@ void Program::execute(Team& team, const RunInput& input, Step& step) {
       break;
     case Op::linear:
       linear_kernels().linear(team, step.work,
-                              {at(what.a), rows, width(what.a), what.packed.get(), static_cast<const float*>(what.weight), at(what.out), width(what.out)});
+                              {at(what.a), rows, width(what.a), what.packed.get(), static_cast<const float*>(what.weight), at(what.out), width(what.out), step.next});
       break;
     case Op::add: {
       float* sum = at(what.sum);

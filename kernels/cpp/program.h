@@ -62,6 +62,7 @@ class Program {
  private:
   struct Step {
     Instruction what;
+    const Packed* next = nullptr;  // weight of the next linear layer
     bool barrier = false;  // before it: it touches memory that an earlier step may still be at
     Work work;
     explicit Step(Instruction what) : what(std::move(what)) {}

@@ -15,6 +15,7 @@ namespace zg {
 struct alignas(64) Work {
   std::atomic<int64_t> taken{0};
   int64_t next() { return taken.fetch_add(1, std::memory_order_relaxed); }
+  int64_t upcoming() const { return taken.load(std::memory_order_relaxed); }  // what the next call of next() gives
   void reset() { taken.store(0, std::memory_order_relaxed); }
 };
 
