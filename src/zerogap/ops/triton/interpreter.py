@@ -1,0 +1,35 @@
+"""Triton's interpreter, so that kernels run on a CPU: it proves indexing, masks and order, not a GPU's bits.
+
+It must be switched on before the first kernel module is imported, since ``triton.jit`` decides there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def use_interpreter() -> None:
+    """Switch the interpreter on for kernels that are imported from here on, with bfloat16 rounded as GPUs do.
+
+    The interpreter of Triton 3.6 cuts the low bits of a float32 off and may lose a carry; GPUs round to nearest even.
+    """
+    import numpy as np
+    import torch
+    from triton import knobs
+    from triton import language as tl
+    from triton.runtime import interpreter
+
+    knobs.runtime.interpret = True
+
+    def convert(data: Any, source: Any, target: Any, rounding: Any) -> Any:
+        if source == tl.float32 and target == tl.bfloat16:
+            wide = torch.from_numpy(np.ascontiguousarray(data, dtype=np.float32))
+            return wide.bfloat16().view(torch.int16).numpy().view(np.uint16).reshape(data.shape)
+        if source == tl.bfloat16 and target == tl.float32:
+            return (np.ascontiguousarray(data).view(np.uint16).astype(np.uint32) << 16).reshape(data.shape)
+        return original(data, source, target, rounding)
+
+    if not getattr(interpreter, "_rounds_to_even", False):
+        original = interpreter._convert_float
+        interpreter._convert_float = convert
+        interpreter._rounds_to_even = True
