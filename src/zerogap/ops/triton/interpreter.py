@@ -1,25 +1,27 @@
 """Triton's interpreter, so that kernels run on a CPU: it proves indexing, masks and order, not a GPU's bits.
 
-It must be switched on before the first kernel module is imported, since ``triton.jit`` decides there.
+It must be switched on before Triton is imported, since ``triton.jit`` decides as it decorates.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
 
 def use_interpreter() -> None:
-    """Switch the interpreter on for kernels that are imported from here on, with bfloat16 rounded as GPUs do.
+    """Switch the interpreter on for this process and those it starts, with bfloat16 rounded as GPUs do.
 
     The interpreter of Triton 3.6 cuts the low bits of a float32 off and may lose a carry; GPUs round to nearest even.
     """
+    assert "triton" not in sys.modules or os.environ.get("TRITON_INTERPRET") == "1", "Triton was imported before"
+    os.environ["TRITON_INTERPRET"] = "1"
+
     import numpy as np
     import torch
-    from triton import knobs
     from triton import language as tl
     from triton.runtime import interpreter
-
-    knobs.runtime.interpret = True
 
     def convert(data: Any, source: Any, target: Any, rounding: Any) -> Any:
         if source == tl.float32 and target == tl.bfloat16:
