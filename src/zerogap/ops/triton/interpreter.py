@@ -11,9 +11,10 @@ from typing import Any
 
 
 def use_interpreter() -> None:
-    """Switch the interpreter on for this process and those it starts, with bfloat16 rounded as GPUs do.
+    """Switch the interpreter on for this process and those it starts, and mend two things in that of Triton 3.6.
 
-    The interpreter of Triton 3.6 cuts the low bits of a float32 off and may lose a carry; GPUs round to nearest even.
+    It cuts the low bits of a float32 off that becomes a bfloat16, and may lose a carry; GPUs round to nearest even. And
+    it makes a loop's bound an integer in a way that numpy 2.4 refuses.
     """
     assert "triton" not in sys.modules or os.environ.get("TRITON_INTERPRET") == "1", "Triton was imported before"
     os.environ["TRITON_INTERPRET"] = "1"
@@ -34,4 +35,11 @@ def use_interpreter() -> None:
     if not getattr(interpreter, "_rounds_to_even", False):
         original = interpreter._convert_float
         interpreter._convert_float = convert
+        patch_tensor = interpreter._patch_lang_tensor
+
+        def patch(tensor: Any, scope: Any) -> None:
+            patch_tensor(tensor, scope)
+            scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+        interpreter._patch_lang_tensor = patch
         interpreter._rounds_to_even = True
