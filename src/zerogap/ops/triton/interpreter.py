@@ -11,10 +11,12 @@ from typing import Any
 
 
 def use_interpreter() -> None:
-    """Switch the interpreter on for this process and those it starts, and mend two things in that of Triton 3.6.
+    """Switch the interpreter on for this process and those it starts, and mend three things in that of Triton 3.6.
 
-    It cuts the low bits of a float32 off that becomes a bfloat16, and may lose a carry; GPUs round to nearest even. And
-    it makes a loop's bound an integer in a way that numpy 2.4 refuses.
+    It cuts the low bits of a float32 off that becomes a bfloat16, and may lose a carry; GPUs round to nearest even. It
+    hands ``tl.dot`` to a library, whose order depends on the tile's shape, and takes a bfloat16 there for an integer: here
+    the inner dimension is walked in ascending order. And it makes a loop's bound an integer in a way that numpy 2.4
+    refuses.
     """
     assert "triton" not in sys.modules or os.environ.get("TRITON_INTERPRET") == "1", "Triton was imported before"
     os.environ["TRITON_INTERPRET"] = "1"
@@ -35,6 +37,19 @@ def use_interpreter() -> None:
     if not getattr(interpreter, "_rounds_to_even", False):
         original = interpreter._convert_float
         interpreter._convert_float = convert
+
+        def wide(operand: Any) -> Any:
+            if operand.dtype.scalar == tl.bfloat16:
+                return convert(operand.data, tl.bfloat16, tl.float32, None).view(np.float32)
+            return operand.data.astype(np.float32)
+
+        def dot(self: Any, a: Any, b: Any, d: Any, *_: Any) -> Any:
+            a_MK, b_KN, total_MN = wide(a), wide(b), d.data.astype(np.float32)
+            for k in range(a_MK.shape[-1]):
+                total_MN += a_MK[..., :, k, None] * b_KN[..., None, k, :]
+            return interpreter.TensorHandle(total_MN.astype(d.data.dtype), d.dtype.scalar)
+
+        interpreter.InterpreterBuilder.create_dot = dot
         patch_tensor = interpreter._patch_lang_tensor
 
         def patch(tensor: Any, scope: Any) -> None:

@@ -20,7 +20,6 @@ from zerogap.ops.triton.distribution import mass, mass_bits
 from zerogap.ops.triton.run import row_config, run
 
 _BLOCK = 4096  # tokens that a program looks at together
-_VOCABULARIES = (512, 49152, 151936, 262144)
 
 
 def kept_sets(shifted_RV: Tensor, weights_RV: Tensor, top_k_R: Tensor, top_p_R: Tensor, min_p_R: Tensor) -> Tensor:
@@ -168,4 +167,4 @@ def keep_config() -> KernelConfig:
     return row_config(keep_kernel, "kept set", torch.float32, pointers, "vocabulary:i32", {"BLOCK": _BLOCK}, 8)
 
 
-KERNELS = [keep_config(), *(last_config(vocabulary) for vocabulary in _VOCABULARIES)]
+KERNELS = [keep_config(), last_config(151936)]
