@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from typing import Any
 
+from zerogap.errors import UsageError
 from zerogap.ops.triton.targets import Target
 
 
@@ -58,28 +59,39 @@ def linear_tiles(target: Target, dtype: str, out_features: int, segments: int) -
 
 @dataclass(frozen=True)
 class AttentionTile:
-    """How a program of the attention kernel is shaped: one shape for decode, prefill and training.
+    """How a program of an attention kernel is shaped: one shape for decode, prefill and training.
 
     Attributes:
         block_m: query rows times heads of a group.
         key_block: absolute key positions that meet a tile in one product.
         warps: warps of a program.
         stages: depth of the software pipeline.
+        split: keys whose weighted sums are finished before the next are begun, so that a long context can be walked
+            in parallel; a size, never a number of parts.
     """
 
     block_m: int
     key_block: int
     warps: int
     stages: int
+    split: int
+
+    def query_rows(self, share: int) -> int:
+        """Return how many query rows of ``share`` heads each fill a tile: a power of two that divides key_block."""
+        return min(1 << ((self.block_m // share).bit_length() - 1), self.key_block)
 
 
 @cache
-def attention_tile(target: Target, dtype: str, head_dim: int, kernel: str = "forward") -> AttentionTile:
-    """Look attention up by head size; ``kernel`` is ``forward`` or ``backward``."""
+def attention_tile(target: Target, dtype: str, head_dim: int, share: int, kernel: str = "forward") -> AttentionTile:
+    """Look attention up by head size; ``kernel`` is ``forward`` or ``backward``.
+
+    A group of more heads than the tile has rows gets a taller tile.
+    """
     for entry in _table()["attention"]:
         if target.name in entry["architectures"] and dtype in entry["dtypes"] and head_dim <= entry["max_head_dim"]:
-            return AttentionTile(**entry[kernel])
-    raise KeyError(f"tiles.toml has no attention entry for {target.name}, {dtype}, head size {head_dim}")
+            tile = AttentionTile(**entry[kernel], split=entry["split"])
+            return replace(tile, block_m=max(tile.block_m, 1 << (share - 1).bit_length()))
+    raise UsageError(f"attention on {target.name} has no kernel for heads of {head_dim} in {dtype}")
 
 
 _used: dict[str, Any] = {}
