@@ -2,3 +2,8 @@
 
 The names are those of ``zerogap.ops.portable``. Importing this package imports triton; nothing else does.
 """
+
+from zerogap.ops.triton.linear import linear, segment_count
+from zerogap.ops.triton.table import choices
+
+__all__ = ["choices", "linear", "segment_count"]

@@ -7,6 +7,7 @@ The tests build the whole list for each architecture and read instruction, share
 from __future__ import annotations
 
 import importlib
+import pkgutil
 import re
 import subprocess
 import tempfile
@@ -16,8 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from zerogap.ops.triton.targets import Target, pinned
-
-MODULES = ("linear", "attention", "attention_backward", "elementwise", "norm", "logprob", "sampling")
 
 
 @dataclass(frozen=True)
@@ -72,14 +71,16 @@ class Built:
 
 def configs(target: Target) -> Iterator[KernelConfig]:
     """Yield every kernel in every configuration that a run on ``target`` may launch."""
-    for name in MODULES:
-        try:
-            module = importlib.import_module(f"zerogap.ops.triton.{name}")
-        except ModuleNotFoundError as error:
-            if error.name != f"zerogap.ops.triton.{name}":
-                raise
+    import zerogap.ops.triton as package
+
+    for name in sorted(module.name for module in pkgutil.iter_modules(package.__path__)):
+        module = importlib.import_module(f"{package.__name__}.{name}")
+        if module.__name__ == __name__:
             continue
-        yield from module.configs(target) if hasattr(module, "configs") else module.KERNELS
+        if hasattr(module, "configs"):
+            yield from module.configs(target)
+        else:
+            yield from getattr(module, "KERNELS", ())
 
 
 def compile_options(config: KernelConfig, target: Target) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+def backward(*a): raise NotImplementedError
