@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from zerogap.ops.portable.logprob import TokenLogprobs
+from zerogap.ops.portable.sampling import Sampled, most_probable
 from zerogap.ops.triton import distribution as d
 from zerogap.ops.triton.linear import product
 from zerogap.ops.triton.run import run
 from zerogap.ops.triton.sampling import (
     SamplerRows,
+    draw,
     filtered,
     log_distribution,
     peaks,
@@ -25,7 +27,7 @@ from zerogap.ops.triton.sampling import (
     weigh,
 )
 
-__all__ = ["TokenLogprobs", "linear_rows", "token_logprobs"]
+__all__ = ["Sampled", "TokenLogprobs", "linear_rows", "sample", "token_logprobs"]
 
 _LOGITS_AT_ONCE = 1 << 26  # 256 MiB of them; the cut changes no bit
 
@@ -53,6 +55,31 @@ def token_logprobs(
     kept: list[Tensor | None] | None = [] if want_kept else None
     logprob_R, entropy_R = _TokenLogprobs.apply(hidden_RK, lm_head_VK, target_R, settings, kept)
     return TokenLogprobs(logprob_R, entropy_R, None if kept is None else tuple(kept))
+
+
+def sample(
+    hidden_RK: Tensor, lm_head_VK: Tensor, settings: SamplerRows, uniform_R: Tensor, top: list[int] | None = None
+) -> Sampled:
+    """Draw each row's next token from its hidden row, without autograd; nothing waits for the device but ``top``.
+
+    Args:
+        hidden_RK: hidden rows after the final norm [R, K].
+        lm_head_VK: weight of the LM head [V, K].
+        settings: each row's sampler settings.
+        uniform_R: float64 numbers in [0, 1), one per row.
+        top: how many of the most probable tokens each row wants; None for none.
+    """
+    tokens, logprobs = [], []
+    tops: list[tuple[tuple[int, float], ...] | None] = []
+    for part in _chunks(len(hidden_RK), len(lm_head_VK)):
+        distribution = log_distribution(linear_rows(hidden_RK[part], lm_head_VK), settings[part])
+        token_R = draw(distribution, uniform_R[part])
+        tokens.append(token_R)
+        logprobs.append(distribution.logprobs_of(token_R))
+        if top is not None:
+            logprob_RV = distribution.logprob_RV
+            tops += [most_probable(logprob_RV[row], n) if n else None for row, n in enumerate(top[part])]
+    return Sampled(torch.cat(tokens), torch.cat(logprobs), None if top is None else tops)
 
 
 class _TokenLogprobs(torch.autograd.Function):
