@@ -43,6 +43,11 @@ class Decoder(nn.Module):
         self.to(dtype)
 
     @property
+    def device(self) -> torch.device:
+        """Where the weights are, and the rows go."""
+        return self.model.embed_tokens.weight.device
+
+    @property
     def lm_head_weight(self) -> Tensor:
         """Weight of the LM head [V, K]: the embedding's, if tied."""
         return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
@@ -56,7 +61,7 @@ class Decoder(nn.Module):
             return x
 
         angles = self._angles(rows.positions_R)
-        x_RK = emit(-1, "embedding", self.model.embed_tokens(rows.tokens_R))
+        x_RK = emit(-1, "embedding", self.model.embed_tokens(rows.tokens_R.to(self.device, non_blocking=True)))
         for index, layer in enumerate(self.model.layers):
             if self.gradient_checkpointing and torch.is_grad_enabled():
                 x_RK = checkpoint(layer, index, x_RK, rows, cache, angles, emit, use_reentrant=False)
@@ -69,11 +74,13 @@ class Decoder(nn.Module):
         return ops.linear(hidden_RK, self.lm_head_weight)
 
     def _angles(self, positions_R: Tensor) -> tuple[Tensor, Tensor]:
-        """Look up cosines and sines [R, D/2] of absolute positions."""
+        """Look up cosines and sines [R, D/2] of absolute positions, which are the CPU's: nothing waits for a GPU."""
         blocks = range(int(positions_R.max()) // TABLE_BLOCK + 1)
         tables = [self.config.rope.table(block) for block in blocks]
         cos, sin = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*tables, strict=True))
-        return cos[positions_R].to(self.dtype), sin[positions_R].to(self.dtype)
+        angles = (table[positions_R].to(self.dtype) for table in (cos, sin))
+        cos_RD, sin_RD = (angle_RD.to(self.device, non_blocking=True) for angle_RD in angles)
+        return cos_RD, sin_RD
 
 
 Emit = Callable[[int, str, Tensor], Tensor]

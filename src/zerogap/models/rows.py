@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ class Rows:
     positions_R: Tensor
     slots_R: Tensor
     plan: ops.AttentionPlan
+    _moved: dict[torch.device, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @staticmethod
     def build(sequences: Sequence[SequenceRows], page_size: int) -> Rows:
@@ -48,6 +49,13 @@ class Rows:
             [ops.Chunk(rows.start, len(rows.tokens), rows.block_table) for rows in sequences], page_size
         )
         return Rows(tokens, plan.positions_R, plan.slots_R, plan)
+
+    def slots_on(self, device: torch.device) -> Tensor:
+        """Return ``slots_R`` on a device; it is brought there once for all layers."""
+        moved = self._moved.get(device)
+        if moved is None:
+            moved = self._moved[device] = self.slots_R.to(device, non_blocking=True)
+        return moved
 
     @staticmethod
     def packed(sequences: Sequence[Sequence[int]]) -> Rows:
@@ -62,12 +70,19 @@ class Rows:
 class PagedCache:
     """Keys and values of all layers in pages of the engine's memory."""
 
-    def __init__(self, config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype = torch.float32):
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_pages: int,
+        page_size: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ):
         shape = (config.num_layers, config.num_kv_heads, num_pages * page_size, config.head_dim)
         self.page_size = page_size
         self.num_pages = num_pages
-        self._keys = torch.zeros(shape, dtype=dtype)
-        self._values = torch.zeros(shape, dtype=dtype)
+        self._keys = torch.zeros(shape, dtype=dtype, device=device)
+        self._values = torch.zeros(shape, dtype=dtype, device=device)
 
     @staticmethod
     def page_bytes(config: ModelConfig, page_size: int, dtype: torch.dtype = torch.float32) -> int:
@@ -77,8 +92,9 @@ class PagedCache:
     def update(self, layer: int, k_RGD: Tensor, v_RGD: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         """Store the rows' keys and values; return all of the layer's, [slots, G, D]."""
         keys, values = self._keys[layer], self._values[layer]
-        keys.index_copy_(1, rows.slots_R, k_RGD.transpose(0, 1))
-        values.index_copy_(1, rows.slots_R, v_RGD.transpose(0, 1))
+        slots_R = rows.slots_on(keys.device)
+        keys.index_copy_(1, slots_R, k_RGD.transpose(0, 1))
+        values.index_copy_(1, slots_R, v_RGD.transpose(0, 1))
         return keys.transpose(0, 1), values.transpose(0, 1)
 
     def clear_pages(self, pages: Sequence[int]) -> None:
@@ -86,7 +102,7 @@ class PagedCache:
         if not pages:
             return
         shape = (*self._keys.shape[:2], self.num_pages, -1)
-        index = torch.tensor(list(pages))
+        index = torch.tensor(list(pages), device=self._keys.device)
         self._keys.view(shape).index_fill_(2, index, 0.0)
         self._values.view(shape).index_fill_(2, index, 0.0)
 

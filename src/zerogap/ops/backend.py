@@ -1,7 +1,8 @@
 """Which backend computes: chosen once per process, the same for engine and trainer, and part of every record.
 
-On the CPU the native kernels (package ``zerogap-kernels``) serve if they are installed, else the portable ops. Tensors
-in float64 always go to the portable ops: they are the oracle. ``ZEROGAP_BACKEND=native|portable`` forces one.
+On a GPU the Triton kernels serve. On the CPU the native kernels (package ``zerogap-kernels``) do if they are installed,
+else the portable ops. Tensors in float64 always go to the portable ops: they are the oracle.
+``ZEROGAP_BACKEND=native|portable`` forces one for the CPU; ``triton`` too, where Triton's interpreter is on (for tests).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor
 from zerogap.errors import UsageError, nearest
 
 CPU_BACKENDS = ("native", "portable")
+_INTERPRETED = "triton"
 _chosen: str | None = None
 
 
@@ -81,7 +83,7 @@ def of(x: Tensor) -> ModuleType:
     """Return the backend that computes with ``x``."""
     if x.dtype == torch.float64:
         return _module("portable")
-    return _module(cpu_backend())
+    return _module("triton" if x.is_cuda else cpu_backend())
 
 
 @cache
@@ -89,7 +91,14 @@ def _module(name: str) -> ModuleType:
     return importlib.import_module(f"zerogap.ops.{name}")
 
 
+def name_on(device: torch.device) -> str:
+    """Return what records call the backend of a device: ``gpu-triton``, ``cpu-native`` or ``cpu-portable``."""
+    return "gpu-triton" if device.type == "cuda" else f"cpu-{cpu_backend()}"
+
+
 def _checked(name: str, where: str) -> str:
+    if name == _INTERPRETED and os.environ.get("TRITON_INTERPRET") == "1":
+        return name
     if name not in CPU_BACKENDS:
         raise UsageError(f"{where}: {name!r} is none of {', '.join(CPU_BACKENDS)}{nearest(name, CPU_BACKENDS)}")
     missing = native_missing() if name == "native" else None

@@ -51,7 +51,9 @@ def probe_lengths(config: ModelConfig) -> list[int]:
     return lengths
 
 
-def fingerprint(config: ModelConfig) -> str:
+def fingerprint(
+    config: ModelConfig, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> str:
     """Return a digest of the weights after one update of a single random layer of this model's shapes.
 
     About 1,700 rows, one sequence of up to 1,100 positions among them, as far as the model's context allows. Two
@@ -66,10 +68,13 @@ def fingerprint(config: ModelConfig) -> str:
     sequences = [torch.randint(config.vocab_size, (n,), generator=generator).tolist() for n in probe_lengths(config)]
     scored_R = torch.arange(0, sum(map(len, sequences)), _EVERY)
     targets_R = torch.randint(config.vocab_size, scored_R.shape, generator=generator)
+    decoder = decoder.to(device, dtype)
+    decoder.dtype = dtype
     optimiser = Optimiser(decoder.named_parameters(), OptimiserSettings(learning_rate=1e-3))
     with ambient.guard():
         hidden_RK = decoder.hidden(Rows.packed(sequences), PackedCache())
         settings = ops.SamplerRows.uniform_settings(len(targets_R))
-        ops.token_logprobs(hidden_RK[scored_R], decoder.lm_head_weight, targets_R, settings).logprob_R.mean().backward()
+        hidden_SK, targets_R = hidden_RK[scored_R.to(device)], targets_R.to(device)
+        ops.token_logprobs(hidden_SK, decoder.lm_head_weight, targets_R, settings).logprob_R.mean().backward()
         optimiser.apply()
     return weights_digest(decoder.state_dict())

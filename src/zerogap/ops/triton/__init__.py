@@ -3,7 +3,32 @@
 The names are those of ``zerogap.ops.portable``. Importing this package imports triton; nothing else does.
 """
 
+from zerogap.ops.triton.attention import attention
 from zerogap.ops.triton.linear import linear, segment_count
+from zerogap.ops.triton.logprob import TokenLogprobs, sample, token_logprobs
+from zerogap.ops.triton.norm import add_rms_norm, rms_norm
+from zerogap.ops.triton.rotary import qk_norm_rotary, rotary
+from zerogap.ops.triton.rowwise import embedding, silu_mul
+from zerogap.ops.triton.sampling import LogDistribution, SamplerRows, draw, log_distribution, uniform
 from zerogap.ops.triton.table import choices
 
-__all__ = ["choices", "linear", "segment_count"]
+__all__ = [
+    "LogDistribution",
+    "SamplerRows",
+    "TokenLogprobs",
+    "add_rms_norm",
+    "attention",
+    "choices",
+    "draw",
+    "embedding",
+    "linear",
+    "log_distribution",
+    "qk_norm_rotary",
+    "rms_norm",
+    "rotary",
+    "sample",
+    "segment_count",
+    "silu_mul",
+    "token_logprobs",
+    "uniform",
+]
