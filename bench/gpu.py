@@ -68,9 +68,10 @@ def main(arguments: list[str]) -> int:
         if options.only and stage.name not in options.only:
             continue
         left = end - time.monotonic()
+        limit = min(stage.seconds * (_DRY if options.dry else 1), left)
         print(f"{stage.name:<12} {stage.says} ...", flush=True)
         outcomes[stage.name] = (
-            run_stage(stage.name, min(stage.seconds * (_DRY if options.dry else 1), left), device, options.dry, options.out)
+            run_stage(stage.name, limit, device, options.dry, options.out)
             if left > 1
             else {"status": "not started", "seconds": 0.0, "why": f"the {seconds} s were used up"}
         )
@@ -132,7 +133,8 @@ def text(name: str, outcome: dict[str, Any]) -> str:
         titles = list(rows[0])
         cells = [titles, *([_cell(row.get(title)) for title in titles] for row in rows)]
         widths = [max(len(row[column]) for row in cells) for column in range(len(titles))]
-        lines += ["   " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
+        padded = ([cell.rjust(width) for cell, width in zip(row, widths, strict=True)] for row in cells)
+        lines += ["   " + "  ".join(row) for row in padded]
     return "\n".join(lines) + "\n"
 
 

@@ -37,7 +37,7 @@ def config_of(shape: str) -> ModelConfig:
 
 
 def random_model(shape: str, device: str) -> tuple[Decoder, Tokenizer]:
-    """Return a decoder with random weights, bfloat16 on a GPU, and the small tokenizer: its ids are in every vocabulary."""
+    """Return a decoder with random weights, bfloat16 on a GPU, and the small tokenizer, whose ids all have."""
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     with torch.device(device):
         decoder = Decoder(config_of(shape), dtype)

@@ -12,6 +12,7 @@ import math
 import os
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -47,8 +48,9 @@ class Record:
 
 def machine(record: Record) -> int:
     """Name device, driver and versions, and measure what memory gives: the yardstick of the shares below."""
-    import gpu_timing
     import torch
+
+    import gpu_timing
 
     record.fact(python=sys.version.split()[0], torch=torch.__version__, cuda=torch.version.cuda, hip=torch.version.hip)
     record.fact(**{name: _version(name) for name in ("triton", "transformers", "numpy")})
@@ -83,7 +85,6 @@ def certify(record: Record) -> int:
 def qwen3(record: Record) -> int:
     """Sample with the engine from a model of Qwen3-0.6B's shape with random weights, and score with the trainer."""
     import gpu_models
-
     from zerogap.certify.whole import check_end_to_end
 
     decoder, tokenizer = gpu_models.random_model("tiny" if record.dry else "0.6b", record.device)
@@ -97,11 +98,11 @@ def qwen3(record: Record) -> int:
 
 def linear(record: Record) -> int:
     """Time the exact linear layer beside the library's on the layers of Qwen3-4B, by rows, with cold weights."""
-    import gpu_models
-    import gpu_timing
     import torch
     from torch.nn import functional
 
+    import gpu_models
+    import gpu_timing
     from zerogap import ops
 
     dtype = torch.float32 if record.dry else torch.bfloat16
@@ -139,9 +140,9 @@ def linear(record: Record) -> int:
 
 def attention(record: Record) -> int:
     """Time one decode step of Qwen3-4B's attention and state its share of memory bandwidth."""
-    import gpu_timing
     import torch
 
+    import gpu_timing
     from zerogap import ops
 
     heads, groups, size, page = (4, 2, 16, 16) if record.dry else (32, 8, 128, 16)
@@ -249,10 +250,14 @@ def _geometric_mean(values: list[float]) -> float:
 
 
 STAGES: dict[str, Callable[[Record], int]] = {
-    stage.__name__: stage
-    for stage in (machine, certify, qwen3, linear, attention, decode, quickstart, conformance)
+    stage.__name__: stage for stage in (machine, certify, qwen3, linear, attention, decode, quickstart, conformance)
 }
 
 if __name__ == "__main__":
     stage, device, path = sys.argv[1:4]
-    sys.exit(STAGES[stage](Record(Path(path), device, "--dry" in sys.argv[4:])))
+    try:
+        code = STAGES[stage](Record(Path(path), device, "--dry" in sys.argv[4:]))
+    except Exception:
+        traceback.print_exc()
+        code = 2  # not 1: it did not get so far as to hold or not
+    sys.exit(code)

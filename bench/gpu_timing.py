@@ -1,4 +1,4 @@
-"""Times on a device: graphs replayed over cold memory on a GPU, the wall clock on a CPU (``--dry``, which proves nothing)."""
+"""Times on a device: graphs replayed over cold memory on a GPU, the wall clock on a CPU (there they prove nothing)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WINDOW = 0.03  # seconds of device work behind one figure
 
 
 def seconds(call: Callable[[], object], device: str) -> float:
-    """Return how long a call takes on the device: the best of three windows, host time left out where a graph can be."""
+    """Return how long a call takes on the device: the best of three windows, without host time where a graph can be."""
     call()
     call()
     if device == "cpu":
@@ -84,9 +84,11 @@ def tokens_per_second(decoder: Decoder, tokenizer: Tokenizer, sequences: int, dr
     engine = Engine(decoder, tokenizer, EngineConfig(num_pages=sequences * (-(-(prompt + new) // 16) + 1)))
     params = SamplingParams(max_tokens=new, ignore_eos=True)
     vocabulary = decoder.config.vocab_size
-    for turn, length in ((0, 2), (1, new)):
+    for turn, most in ((0, 2), (1, new)):
         requests = [
-            Request((turn, 0, i), tuple((7 * i + j) % vocabulary for j in range(prompt)), replace(params, max_tokens=length))
+            Request(
+                (turn, 0, i), tuple((7 * i + j) % vocabulary for j in range(prompt)), replace(params, max_tokens=most)
+            )
             for i in range(sequences)
         ]
         began = time.perf_counter()

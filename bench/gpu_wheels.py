@@ -1,4 +1,4 @@
-"""Brings along what a lent GPU machine lacks: wheels are fetched where there is a network and unpacked where there is none.
+"""Brings along what a lent GPU machine lacks: wheels are fetched where there is a network, unpacked where there is none.
 
     python bench/gpu_wheels.py pack [PYTHON_VERSION]   fetch into bench/wheels/ (default 3.12)
     python bench/gpu_wheels.py unpack                  unpack the missing ones; print the folder, or nothing
@@ -18,10 +18,11 @@ from pathlib import Path
 WHEELS = Path(__file__).parent / "wheels"
 # What `zerogap certify` and `train`, and the tests, import beside torch, triton, transformers and what those bring.
 PACKAGES = (
-    "annotated-doc annotated-types attrs click google-re2 hypothesis iniconfig jinja2 markdown-it-py markupsafe mdurl "
-    "nvidia-ml-py packaging pluggy psutil pyarrow pydantic pygments pytest pytest-timeout rich "
-    "shellingham sortedcontainers typer typing-inspection"
-).split()
+    "annotated-doc", "annotated-types", "attrs", "click", "google-re2", "hypothesis", "iniconfig", "jinja2",
+    "markdown-it-py", "markupsafe", "mdurl", "nvidia-ml-py", "packaging", "pluggy", "psutil", "pyarrow",
+    "pydantic", "pygments", "pytest", "pytest-timeout", "rich", "shellingham", "sortedcontainers", "typer",
+    "typing-inspection",
+)  # fmt: skip
 _PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux1_x86_64")
 
 
@@ -44,7 +45,7 @@ def pack(python: str) -> int:
 
 
 def unpack(wheels: Path = WHEELS) -> Path | None:
-    """Unpack the wheels of packages that this interpreter lacks; return the folder for its path, None if there is none."""
+    """Unpack the wheels of packages that this interpreter lacks; return the folder for its path, None without any."""
     site = wheels / f"site-{sys.version_info.major}.{sys.version_info.minor}"
     for path in sorted(wheels.glob("*.whl")):
         name, version, *_ = path.name.split("-")

@@ -56,7 +56,7 @@ def test_a_stage_cut_short_leaves_what_it_has(tmp_path: Path, monkeypatch: pytes
     slow = tmp_path / "gpu_stages.py"
     slow.write_text(
         "import sys, time, pathlib\n"
-        "pathlib.Path(sys.argv[3]).write_text('{\"facts\": {\"copied\": 1}, \"rows\": [{\"a\": 1.5}]}')\n"
+        'pathlib.Path(sys.argv[3]).write_text(\'{"facts": {"copied": 1}, "rows": [{"a": 1.5}]}\')\n'
         "time.sleep(60)\n"
     )
     monkeypatch.setattr(gpu, "__file__", str(slow))

@@ -124,7 +124,7 @@ def place_of(device: str, dtype: str) -> Place:
         if found.index is None:
             raise UsageError(f"--device {device}: which of {count} GPUs? name one by number, such as cuda:0")
         if found.index >= count:
-            raise UsageError(f"--device {device}: this machine has {count} GPUs that PyTorch {torch.__version__} can use")
+            raise UsageError(f"--device {device}: PyTorch {torch.__version__} can use {count} GPUs of this machine")
     dtypes = {"float32": torch.float32} | (
         {} if found.type == "cpu" else {"bfloat16": torch.bfloat16, "float16": torch.float16}
     )
@@ -148,7 +148,8 @@ def _lines(
     show("row law of attention ...")
     lines.append(Line.of_rows(check_attention(config, full, threads, place)))
     show("gradients and repeatability ...")
-    lines += [Line.of_whole(verdict) for verdict in (*check_gradients(config, place), check_repeatability(config, place))]
+    found_backward = (*check_gradients(config, place), check_repeatability(config, place))
+    lines += [Line.of_whole(verdict) for verdict in found_backward]
     show("engine against trainer ...")
     decoder = load_decoder(folder) if any(folder.glob("*.safetensors*")) else random_decoder(config)
     decoder.dtype = place.dtype

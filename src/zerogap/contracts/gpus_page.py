@@ -1,4 +1,4 @@
-"""Writes docs/gpus.md from contracts, known GPUs and certificates: ``python -m zerogap.contracts.gpus_page docs/gpus.md``."""
+"""Writes docs/gpus.md from contracts, GPUs and certificates: ``python -m zerogap.contracts.gpus_page docs/gpus.md``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ run needs more than a GPU: `zerogap check --gpu NAME --model M` says what.
 | status | meaning |
 |---|---|
 | **certified** DATE | `zerogap certify` ran there and every proof held; the certificate ships with the package |
-| compiles | our Triton kernels build for this architecture, in every configuration that a run may launch, with one matrix instruction for decode, prefill and training; no GPU of the kind has been certified by us |
+| compiles | our Triton kernels build for this architecture, in every configuration; none was certified by us |
 | CPU only | our kernels are not built for it; `zerogap/exact` holds on the CPU beside it |
 | possible | no requirement of this contract speaks against the GPU; the rest of the launch decides |
 | no: ID | the contract's requirement of this name cannot be met with this GPU |
@@ -46,8 +46,8 @@ zerogap certify --device cuda:0 --model M
 It takes a few minutes, the first one for building the kernels, needs no network, and names the first op that breaks if
 one does. The GPU is named by number, never guessed; AMD ones are `cuda:N` too. `M` is a folder, a hub name or
 `builtin:tiny-qwen3`: a certificate speaks of the shapes of its model, of one GPU model, one dtype (`--dtype`, bfloat16
-by default there), one zerogap, PyTorch, Triton, CUDA and driver, and of the tiles that were used. A difference in any of
-these is another certificate. It lies in `~/.local/share/zerogap/certificates` (or where `--output` says), where
+by default there), one zerogap, PyTorch, Triton, CUDA and driver, and of the tiles that were used. A difference in any
+of these is another certificate. It lies in `~/.local/share/zerogap/certificates` (or where `--output` says), where
 `zerogap check` finds it.
 
 ## Share it
@@ -68,10 +68,10 @@ indexing, masks and the order of operations, not a GPU's bits.
 
 | pinned | why |
 |---|---|
-| no floating-point fusion (`enable_fp_fusion=False`) | `a * b + c` has two roundings unless it is written as `fma`; Triton's default differs between versions |
-| `exp`, `log`, `sigmoid` of our own | the fast ones are approximations that differ between architectures: ours are polynomials of explicit `fma`, the portable backend's step by step |
+| no floating-point fusion (`enable_fp_fusion=False`) | `a * b + c` rounds twice unless written as `fma`; defaults differ |
+| `exp`, `log`, `sigmoid` of our own | the fast ones differ between architectures; ours are polynomials of explicit `fma` |
 | division and square root by IEEE (`div_rn`, `sqrt_rn`) | plain `/` is approximate |
-| sums as a balanced tree, two halves at a time | addition commutes: no layout over threads and no number of warps can change a bit |
+| sums as a balanced tree, two halves at a time | addition commutes: no layout and no number of warps changes a bit |
 | no TF32, subnormal numbers kept | both change bits silently |
 | draws and the nucleus in whole quanta | integer sums are exact in any order |
 | no atomics on floating-point numbers | their order varies: gradients are summed in two fixed stages |

@@ -20,7 +20,7 @@ _LEARN = {
     "software": "give --python VENV/bin/python, --facts FILE, --stack NAME (a known set), or --assume {name}=VALUE",
     "model": "give --model FOLDER_OR_NAME, or --assume {name}=VALUE",
     "env": "set it in the launch (--launch FILE), or --assume {name}=VALUE",
-    "certificate": "measure it on the machine of the run: zerogap certify --model M; for a GPU: zerogap certify --device cuda:0 --model M",
+    "certificate": "measure it there: zerogap certify --model M; for a GPU: zerogap certify --device cuda:0 --model M",
     "zerogap": "give --python VENV/bin/python, or --assume {name}=VALUE",
     "probe": "measure it: zerogap probe URL",
     "log": "give --against LOG",

@@ -82,7 +82,8 @@ class Engine:
 
     def new_cache(self) -> PagedCache:
         """Return an empty KV cache of the engine's size."""
-        return PagedCache(self.decoder.config, self.num_pages, self.config.page_size, self.decoder.dtype, self.decoder.device)
+        decoder = self.decoder
+        return PagedCache(decoder.config, self.num_pages, self.config.page_size, decoder.dtype, decoder.device)
 
     def add(self, request: Request, want_text: bool = False) -> None:
         """Queue a request.

@@ -38,7 +38,6 @@ class Gpu:
     unified_memory: bool = False
     mig: bool = False
 
-
     @property
     def architecture(self) -> str | None:
         """The compiler's name of it, such as "sm_121" or "gfx942"."""

@@ -2,7 +2,7 @@
 
 On a GPU the Triton kernels serve. On the CPU the native kernels (package ``zerogap-kernels``) do if they are installed,
 else the portable ops. Tensors in float64 always go to the portable ops: they are the oracle.
-``ZEROGAP_BACKEND=native|portable`` forces one for the CPU; ``triton`` too, where Triton's interpreter is on (for tests).
+``ZEROGAP_BACKEND=native|portable`` forces one for the CPU, and ``triton`` where Triton's interpreter is on (for tests).
 """
 
 from __future__ import annotations

@@ -19,28 +19,30 @@ from zerogap.trainer.optimiser import Optimiser, OptimiserSettings
 
 _LENGTHS = (61, 1, 130, 1100)  # rows of the probe's sequences, where the context has room: no multiple of any tile
 _ROWS = 1700  # in all: libraries and attention change their ways with the number of rows and positions
+_CPU = torch.device("cpu")
 _EVERY = 9  # of so many rows one gets a log-prob: the LM head runs on chunks, however many rows there are
 
 
-def environment() -> dict[str, Any]:
-    """Return what may change bits: numerics version, torch version, CPU path, thread count."""
+def environment(device: torch.device = _CPU) -> dict[str, Any]:
+    """Return what may change bits: numerics version, torch version, device, CPU path, thread count."""
     return {
         "numerics_version": NUMERICS_VERSION,
-        "backend": backend.cpu_backend(),
+        "backend": backend.cpu_backend() if device.type == "cpu" else backend.name_on(device),
+        **({} if device.type == "cpu" else {"gpu": torch.cuda.get_device_name(device)}),
         "torch": torch.__version__,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
     }
 
 
-def describe_numerics(config: ModelConfig) -> dict[str, Any]:
+def describe_numerics(config: ModelConfig, device: torch.device = _CPU) -> dict[str, Any]:
     """Return the environment and the model's `fingerprint` in it, measured once per process and thread count."""
-    return environment() | {"fingerprint": _measured_once(config, torch.get_num_threads())}
+    return environment(device) | {"fingerprint": _measured_once(config, torch.get_num_threads(), device)}
 
 
 @lru_cache(maxsize=8)
-def _measured_once(config: ModelConfig, threads: int) -> str:
-    return fingerprint(config)
+def _measured_once(config: ModelConfig, threads: int, device: torch.device) -> str:
+    return fingerprint(config, device)
 
 
 def probe_lengths(config: ModelConfig) -> list[int]:
@@ -51,9 +53,7 @@ def probe_lengths(config: ModelConfig) -> list[int]:
     return lengths
 
 
-def fingerprint(
-    config: ModelConfig, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
-) -> str:
+def fingerprint(config: ModelConfig, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> str:
     """Return a digest of the weights after one update of a single random layer of this model's shapes.
 
     About 1,700 rows, one sequence of up to 1,100 positions among them, as far as the model's context allows. Two

@@ -1,6 +1,6 @@
 """The kernels from a row of logits to its distribution and the sums over it, in fixed blocks of the vocabulary.
 
-A block of ``BLOCK`` tokens is one program; its sum is a balanced tree, and the blocks' sums meet in another. Every value
+A block of ``BLOCK`` tokens is one program; its sum is a balanced tree, and the blocks' sums meet in another. Each value
 and order is that of ``zerogap.ops.portable.sampling``. For drawing, a weight becomes a whole number of quanta
 (``mass``): sums of those are exact, so any order gives the same.
 """
@@ -108,9 +108,7 @@ def filter_kernel(
 
 
 @triton.jit
-def _store_sums(
-    shifted, weights, sums_ptr, terms_ptr, row, block, BLOCK: tl.constexpr, LEVELS: tl.constexpr
-):
+def _store_sums(shifted, weights, sums_ptr, terms_ptr, row, block, BLOCK: tl.constexpr, LEVELS: tl.constexpr):
     terms = tl.where(weights > 0.0, weights * shifted, 0.0)
     place = row * tl.num_programs(0) + block + tl.arange(0, 1)
     tl.store(sums_ptr + place, tree_sum(tl.reshape(weights, [1, BLOCK]), LEVELS))
@@ -173,9 +171,7 @@ def token_kernel(
 
 
 @triton.jit(do_not_specialize=["vocabulary"])
-def mass_kernel(
-    shifted_ptr, weights_ptr, mass_ptr, first_ptr, vocabulary, BITS: tl.constexpr, BLOCK: tl.constexpr
-):
+def mass_kernel(shifted_ptr, weights_ptr, mass_ptr, first_ptr, vocabulary, BITS: tl.constexpr, BLOCK: tl.constexpr):
     """Write a block's mass and its first most likely token (``vocabulary - 1`` if it has none)."""
     row, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
     token = block * BLOCK + tl.arange(0, BLOCK)
@@ -226,9 +222,7 @@ def draw_kernel(
 
 
 @triton.jit(do_not_specialize=["vocabulary"])
-def grad_logits_kernel(
-    weights_ptr, total_ptr, slope_ptr, target_ptr, out_ptr, vocabulary, BLOCK: tl.constexpr
-):
+def grad_logits_kernel(weights_ptr, total_ptr, slope_ptr, target_ptr, out_ptr, vocabulary, BLOCK: tl.constexpr):
     """Write slope times (target's one less probability) of a block."""
     row, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
     token = block * BLOCK + tl.arange(0, BLOCK)

@@ -14,8 +14,8 @@ def use_interpreter() -> None:
     """Switch the interpreter on for this process and those it starts, and mend three things in that of Triton 3.6.
 
     It cuts the low bits of a float32 off that becomes a bfloat16, and may lose a carry; GPUs round to nearest even. It
-    hands ``tl.dot`` to a library, whose order depends on the tile's shape, and takes a bfloat16 there for an integer: here
-    the inner dimension is walked in ascending order. And it makes a loop's bound an integer in a way that numpy 2.4
+    hands ``tl.dot`` to a library, whose order depends on the tile's shape, and takes a bfloat16 there for an integer:
+    here the inner dimension is walked in ascending order. And it makes a loop's bound an integer in a way that numpy 2.4
     refuses.
     """
     assert "triton" not in sys.modules or os.environ.get("TRITON_INTERPRET") == "1", "Triton was imported before"

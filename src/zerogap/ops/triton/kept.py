@@ -1,9 +1,9 @@
 """Kept sets on a GPU: top-k, then top-p within it, then min-p, exact, with ties by logit and then lower id.
 
-Nothing is sorted. A token's rank is decided by the bits of its shifted logit's magnitude, so the last value that is kept
-is found by bisection over those 31 bits: the number, or the mass in whole quanta, of the tokens up to a value is an exact
-sum in any order. Among tokens of that value the first ones by id are kept. The nucleus holds each token before which the
-kept mass is below top-p of the total, and always the most likely token.
+Nothing is sorted. A token's rank is decided by the bits of its shifted logit's magnitude, so the last value that is
+kept is found by bisection over those 31 bits: the number, or the mass in whole quanta, of the tokens up to a value is
+an exact sum in any order. Among tokens of that value the first ones by id are kept. The nucleus holds each token before
+which the kept mass is below top-p of the total, and always the most likely token.
 """
 
 from __future__ import annotations
@@ -131,9 +131,7 @@ def _value(shifted):
 
 
 @triton.jit(do_not_specialize=["vocabulary"])
-def keep_kernel(
-    shifted_ptr, weights_ptr, min_p_ptr, last_ptr, room_ptr, kept_ptr, vocabulary, BLOCK: tl.constexpr
-):
+def keep_kernel(shifted_ptr, weights_ptr, min_p_ptr, last_ptr, room_ptr, kept_ptr, vocabulary, BLOCK: tl.constexpr):
     """Write a row's kept set from its last value and the room there, and its least weight."""
     row = tl.program_id(0).to(tl.int64)
     last, room = tl.load(last_ptr + row), tl.load(room_ptr + row)

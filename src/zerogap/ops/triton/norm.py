@@ -51,9 +51,7 @@ class _RMSNorm(torch.autograd.Function):
 
 class _AddRMSNorm(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x_RK: Tensor, residual_RK: Tensor, weight_K: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, x_RK: Tensor, residual_RK: Tensor, weight_K: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         sum_RK, out_RK, scale_R = norm_forward(x_RK, residual_RK, weight_K, eps)
         ctx.save_for_backward(sum_RK, weight_K, scale_R)
         return sum_RK, out_RK
@@ -61,15 +59,11 @@ class _AddRMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_sum: Tensor, grad_out: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
         sum_RK, weight_K, scale_R = ctx.saved_tensors
-        grad_x, grad_weight = norm_backward(
-            grad_out, grad_sum, sum_RK, weight_K, scale_R, ctx.needs_input_grad[2]
-        )
+        grad_x, grad_weight = norm_backward(grad_out, grad_sum, sum_RK, weight_K, scale_R, ctx.needs_input_grad[2])
         return grad_x, grad_x, grad_weight, None
 
 
-def norm_forward(
-    x: Tensor, residual: Tensor | None, weight_K: Tensor, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def norm_forward(x: Tensor, residual: Tensor | None, weight_K: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return (``x`` plus residual, its norm, the reciprocal root of each row) without autograd."""
     width = x.shape[-1]
     x = x.contiguous()
@@ -277,9 +271,7 @@ def norm_weight_grad_config(width: int, dtype: torch.dtype) -> KernelConfig:
 @cache
 def column_sum_config(width: int) -> KernelConfig:
     """Return the configuration of the second stage."""
-    return row_config(
-        column_sum_kernel, "column sums", torch.float32, "x_ptr out_ptr", "rows:i32", _chunk_tile(width)
-    )
+    return row_config(column_sum_kernel, "column sums", torch.float32, "x_ptr out_ptr", "rows:i32", _chunk_tile(width))
 
 
 def _chunk_tile(width: int) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Counter-based uniform numbers on a GPU: the very words of ``zerogap.ops.portable.philox`` (Philox 4x64, 10 rounds)."""
+"""Counter-based uniform numbers on a GPU: the words of ``zerogap.ops.portable.philox`` (Philox 4x64, 10 rounds)."""
 
 from __future__ import annotations
 

@@ -53,9 +53,7 @@ class _Rotary(torch.autograd.Function):
 
 class _QKNormRotary(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x_RHD: Tensor, weight_D: Tensor, eps: float, cos_RD: Tensor, sin_RD: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, x_RHD: Tensor, weight_D: Tensor, eps: float, cos_RD: Tensor, sin_RD: Tensor) -> Tensor:
         out_RHD, scale = rotate(x_RHD, weight_D, eps, cos_RD, sin_RD)
         ctx.save_for_backward(x_RHD, weight_D, scale, cos_RD, sin_RD)
         return out_RHD
@@ -68,9 +66,7 @@ class _QKNormRotary(torch.autograd.Function):
         return grad_x, grad_weight, None, None, None
 
 
-def rotate(
-    x_RHD: Tensor, weight_D: Tensor | None, eps: float, cos_RD: Tensor, sin_RD: Tensor
-) -> tuple[Tensor, Tensor]:
+def rotate(x_RHD: Tensor, weight_D: Tensor | None, eps: float, cos_RD: Tensor, sin_RD: Tensor) -> tuple[Tensor, Tensor]:
     """Return the rotated heads, normalised before if there is a weight, and each head's 1 / root, without autograd."""
     rows, heads, width = x_RHD.shape
     x_RHD = x_RHD.contiguous()

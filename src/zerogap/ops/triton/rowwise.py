@@ -1,7 +1,7 @@
 """Gated SiLU and token embedding on a GPU: element by element, and rows that are copied.
 
-Rounding points of ``silu_mul``: silu, and its product with ``up``. An embedding row's gradient is the sum of its tokens'
-gradients in the order of the rows, in float32, without atomics.
+Rounding points of ``silu_mul``: silu, and its product with ``up``. An embedding row's gradient is the sum of its
+tokens' gradients in the order of the rows, in float32, without atomics.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ from torch import Tensor
 from zerogap.ops.triton.aot import KernelConfig, compile_options
 from zerogap.ops.triton.targets import Target, detect
 
-
 SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}  # as Triton's signatures write them
 DTYPES = tuple(SHORT)
 
@@ -41,7 +40,13 @@ def _target(device: torch.device) -> Target:
 
 
 def row_config(
-    function: Any, name: str, dtype: torch.dtype, pointers: str, numbers: str, constexprs: dict[str, Any], warps: int = 4
+    function: Any,
+    name: str,
+    dtype: torch.dtype,
+    pointers: str,
+    numbers: str,
+    constexprs: dict[str, Any],
+    warps: int = 4,
 ) -> KernelConfig:
     """Return the configuration of a kernel on rows.
 

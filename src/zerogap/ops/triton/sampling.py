@@ -48,7 +48,9 @@ class LogDistribution:
         """Return each row's log-prob of its token, [R]; -inf outside the kept set."""
         index = token_R.unsqueeze(1)
         value = self.shifted_RV.gather(1, index).squeeze(1) - self.log_total_R
-        return value if self.kept_RV is None else value.masked_fill(~self.kept_RV.gather(1, index).squeeze(1), -torch.inf)
+        if self.kept_RV is None:
+            return value
+        return value.masked_fill(~self.kept_RV.gather(1, index).squeeze(1), -torch.inf)
 
     @property
     def logprob_RV(self) -> Tensor:
@@ -173,7 +175,7 @@ def peaks(rows: LogitRows) -> Tensor:
 
 
 def weigh(rows: LogitRows, peaks_RB: Tensor, tables: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return (shifted [R, V], weights [R, V], sums and entropy terms of blocks [R, B]); without tables none are made."""
+    """Return (shifted [R, V], weights [R, V], sums and entropy terms of blocks [R, B]); the first two if wanted."""
     logits_RV, kept = rows.logits_RV, rows.kept_RV
     shape = (len(logits_RV), rows.vocabulary) if tables else (1, 1)
     shifted_RV, weights_RV = logits_RV.new_empty(shape), logits_RV.new_empty(shape)

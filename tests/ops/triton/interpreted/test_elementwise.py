@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.ops.triton.interpreted.laws import DEVICE, INTERPRETED, bits, normal, relative_error, same
-from torch import Tensor
-
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from tests.ops.triton.interpreted.laws import DEVICE, INTERPRETED, bits, normal, relative_error, same
 from zerogap.ops.portable import elementwise as portable
 from zerogap.ops.triton import elementwise
 from zerogap.ops.triton.run import row_config, run

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.ops.triton.interpreted.laws import DEVICE, normal, relative_error, row_law_holds, same
 from torch import Tensor
 
+from tests.ops.triton.interpreted.laws import DEVICE, normal, relative_error, row_law_holds, same
 from zerogap.ops.portable import SamplerRows
 from zerogap.ops.triton import logprob, sampling
 

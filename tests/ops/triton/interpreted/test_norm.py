@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
 from tests.ops.triton.interpreted.laws import (
     DEVICE,
     INTERPRETED,
@@ -14,10 +18,6 @@ from tests.ops.triton.interpreted.laws import (
     row_law_holds,
     same,
 )
-from torch import Tensor
-
-import triton
-import triton.language as tl
 from zerogap.ops import portable
 from zerogap.ops.portable.elementwise import tree_sum
 from zerogap.ops.triton import norm, rotary, rowwise

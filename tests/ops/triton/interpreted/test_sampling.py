@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.ops.triton.interpreted.laws import DEVICE, INTERPRETED, bits, normal, row_law_holds, same
 from torch import Tensor
 
+from tests.ops.triton.interpreted.laws import DEVICE, INTERPRETED, bits, normal, row_law_holds, same
 from zerogap.ops import portable
 from zerogap.ops.portable import SamplerRows
 from zerogap.ops.triton import distribution as d
@@ -144,9 +144,7 @@ def test_mass_cannot_overflow(vocabulary: int) -> None:
 
 
 @settings(max_examples=8, deadline=None)
-@given(
-    st.integers(0, 2**64 - 1), st.lists(st.tuples(*[st.integers(0, 2**63 - 1)] * 4), min_size=1, max_size=5)
-)
+@given(st.integers(0, 2**64 - 1), st.lists(st.tuples(*[st.integers(0, 2**63 - 1)] * 4), min_size=1, max_size=5))
 def test_uniform_numbers_are_the_portable_ones(seed: int, keys: list[tuple[int, int, int, int]]) -> None:
     ours = sampling.uniform(seed, keys, DEVICE)
     assert torch.equal(bits(ours), bits(portable.uniform(seed, keys)))
