@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zerogap.errors import UsageError
 from zerogap.ops.portable.attention import Chunk
 from zerogap.ops.triton.aot import KernelConfig
 from zerogap.ops.triton.attention_backward import backward
@@ -83,8 +84,9 @@ def _forward(
     if parallel:
         goal = torch.empty(splits, rows, heads, width, dtype=torch.float32, device=q_RHD.device)
         sums = torch.empty(splits, rows, heads, 2, dtype=torch.float32, device=q_RHD.device)
+    held = log_sum_RH if parallel or splits == 1 else torch.empty_like(q_RHD, dtype=torch.float32)
     arguments = (
-        q_RHD, k, v, goal, sums, tiles_T4, plan.table_SP, plan.length_S,
+        q_RHD, k, v, goal, held, sums, tiles_T4, plan.table_SP, plan.length_S,
         scale * math.log2(math.e), slot_stride // _UNIT, group_stride // _UNIT, plan.table_SP.shape[1], rows,
     )  # fmt: skip
     constexprs = {"SPLIT_GRID": parallel, **_constexprs(tile, groups, share, width, plan.page_size)}
@@ -108,6 +110,8 @@ def strided(k_SGD: Tensor, v_SGD: Tensor) -> tuple[Tensor, Tensor, int, int]:
 
     if k_SGD.stride() != v_SGD.stride() or not (readable(k_SGD) and readable(v_SGD)):
         k_SGD, v_SGD = aligned(k_SGD), aligned(v_SGD)
+    if len(k_SGD) * k_SGD.stride(0) >= 1 << 31:  # offsets are 32-bit: half the registers of pointers
+        raise UsageError(f"attention: {len(k_SGD)} slots are too many for one layer's cache; use fewer pages")
     return k_SGD, v_SGD, k_SGD.stride(0), k_SGD.stride(1)
 
 
@@ -153,7 +157,7 @@ def configs(target: Target) -> Iterator[KernelConfig]:
                     function=attention_kernel,
                     signature={
                         "q_RHD": f"*{short}", "k": f"*{short}", "v": f"*{short}", "out_RHD": f"*{goal}",
-                        "log_sum_RH": "*fp32", "tiles_T4": "*i32", "table_SP": "*i32", "length_S": "*i32",
+                        "held_RHD": "*fp32", "log_sum_RH": "*fp32", "tiles_T4": "*i32", "table_SP": "*i32", "length_S": "*i32",
                         "scale": "fp32", "slot_units": "i32", "group_units": "i64", "table_width": "i32",
                         "rows": "i32",
                     },
