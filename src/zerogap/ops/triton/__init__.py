@@ -3,7 +3,7 @@
 The names are those of ``zerogap.ops.portable``. Importing this package imports triton; nothing else does.
 """
 
-from zerogap.ops.triton.attention import attention
+from zerogap.ops.triton.attention import AttentionPlan, Chunk, attention
 from zerogap.ops.triton.linear import linear, segment_count
 from zerogap.ops.triton.logprob import TokenLogprobs, sample, token_logprobs
 from zerogap.ops.triton.norm import add_rms_norm, rms_norm
@@ -13,6 +13,8 @@ from zerogap.ops.triton.sampling import LogDistribution, SamplerRows, draw, log_
 from zerogap.ops.triton.table import choices
 
 __all__ = [
+    "AttentionPlan",
+    "Chunk",
     "LogDistribution",
     "SamplerRows",
     "TokenLogprobs",

@@ -9,11 +9,8 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from zerogap.ops.triton.targets import Target, pinned
@@ -55,16 +52,14 @@ class Built:
     Attributes:
         shared_memory: bytes of one program.
         instructions: matrix instructions with their shapes, as PTX or AMDGCN spells them, in sorted order.
-        spilled_bytes: stores and loads of spilled registers; None where the assembler does not say.
-        registers: per thread.
+        hot_spills: accesses to spilled registers in the innermost loops that multiply; on AMD in the whole kernel.
         ttgir: Triton's GPU intermediate text, from which layouts and shapes are read.
         assembly: PTX or AMDGCN text.
     """
 
     shared_memory: int
     instructions: tuple[str, ...]
-    spilled_bytes: int | None
-    registers: int | None
+    hot_spills: int
     ttgir: str
     assembly: str
 
@@ -101,15 +96,11 @@ def build(config: KernelConfig, target: Target) -> Built:
     source = ASTSource(config.function, signature, config.constexprs, attributes)
     compiled = triton.compile(source, target=target.gpu_target(), options=compile_options(config, target))
     assembly = compiled.asm["ptx" if target.backend == "cuda" else "amdgcn"]
-    spilled, registers = _resources(assembly, target)
-    return Built(
-        compiled.metadata.shared,
-        _instructions(assembly),
-        spilled,
-        registers,
-        compiled.asm["ttgir"],
-        assembly,
-    )
+    if target.backend == "cuda":
+        spills = _hot_spills(compiled.asm["sass"])
+    else:
+        spills = int(re.search(r"\.vgpr_spill_count:\s*(\d+)", assembly)[1])  # type: ignore[index]
+    return Built(compiled.metadata.shared, _instructions(assembly), spills, compiled.asm["ttgir"], assembly)
 
 
 _INSTRUCTION = re.compile(r"\b(mma\.sync[\w.]*|wgmma\.mma_async[\w.]*|tcgen05\.mma[\w.:]*|v_mfma_\w+)")
@@ -119,22 +110,19 @@ def _instructions(assembly: str) -> tuple[str, ...]:
     return tuple(sorted(set(_INSTRUCTION.findall(assembly))))
 
 
-def _resources(assembly: str, target: Target) -> tuple[int | None, int | None]:
-    """Return spilled bytes and registers as the assembler reports them."""
-    if target.backend == "hip":
-        spills = re.search(r"\.vgpr_spill_count:\s*(\d+)", assembly)
-        registers = re.search(r"\.vgpr_count:\s*(\d+)", assembly)
-        return (4 * int(spills[1]) if spills else None), (int(registers[1]) if registers else None)
-    from triton import knobs
+_MATRIX = re.compile(r"\b(HMMA|HGMMA|UTCHMMA|UTC\w*MMA|FFMA|FMUL)\b")
+_SPILL = re.compile(r"\b(LDL|STL)\b")
 
-    assert isinstance(target.arch, int)
-    tool = knobs.nvidia.ptxas_blackwell if target.arch >= 100 else knobs.nvidia.ptxas
-    suffix = "a" if target.arch >= 90 else ""
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "kernel.ptx"
-        source.write_text(assembly)
-        command = [tool.path, "-v", "--fmad=false", f"--gpu-name={target.name}{suffix}", str(source), "-o", "/dev/null"]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", done.stderr)
-    registers = re.search(r"Used (\d+) registers", done.stderr)
-    return sum(int(stores) + int(loads) for stores, loads in spills), (int(registers[1]) if registers else None)
+
+def _hot_spills(sass: str) -> int:
+    """Count accesses to spilled registers in the innermost loops that multiply matrices."""
+    lines = sass.splitlines()
+    labels = {match[1]: i for i, line in enumerate(lines) if (match := re.match(r"\s*(\.?L\w+):", line))}
+    loops = []
+    for i, line in enumerate(lines):
+        match = re.search(r"\bBRA\b.*?(\.?L_?\w+)", line)
+        if match and labels.get(match[1], i) < i:
+            loops.append((labels[match[1]], i))
+    hot = [loop for loop in loops if _MATRIX.search("\n".join(lines[loop[0] : loop[1]]))]
+    inner = [(a, b) for a, b in hot if not any((a, b) != (c, d) and a <= c and d <= b for c, d in hot)]
+    return sum(bool(_SPILL.search(line)) for a, b in inner for line in lines[a:b])

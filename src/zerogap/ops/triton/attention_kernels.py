@@ -28,7 +28,7 @@ def locate(tiles_T4, tile, group, SHARE: tl.constexpr, BLOCK_M: tl.constexpr):
 def slots(table_P, key_N, exists_N, PAGE_SIZE: tl.constexpr):
     """Return the slot of each key; only pages of keys that exist are looked up."""
     page_N = tl.load(table_P + key_N // PAGE_SIZE, mask=exists_N, other=0)
-    return page_N.to(tl.int64) * PAGE_SIZE + key_N % PAGE_SIZE
+    return page_N * PAGE_SIZE + key_N % PAGE_SIZE
 
 
 @triton.jit
@@ -65,6 +65,7 @@ def attention_kernel(
     k,
     v,
     out_RHD,  # with SPLIT_GRID float32 [splits, R, H, D]
+    held_RHD,  # float32, read and written only within a program
     log_sum_RH,  # base 2; with SPLIT_GRID maximum and sum of weights [splits, R, H, 2]
     tiles_T4,
     table_SP,
@@ -114,23 +115,37 @@ def attention_kernel(
     else:
         peak_M = tl.full((BLOCK_M,), float("-inf"), tl.float32)
         total_M = tl.zeros((BLOCK_M,), tl.float32)
-        acc_MD = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+        held_ptrs = held_RHD + place_M[:, None] * HEAD_DIM + d_D[None, :]
         for split in range(0, splits):
             first = split * (SPLIT // KEY_BLOCK)
             last = tl.minimum(first + SPLIT // KEY_BLOCK, blocks)
-            split_peak_M, split_total_M, split_acc_MD = _walk_split(
+            split_peak_M, split_total_M, acc_MD = _walk_split(
                 q_MD, k_ptr, v_ptr, table_P, position_M, length, first, last, scale, slot_units * 16,
                 HEAD_DIM, PAGE_SIZE, BLOCK_D, KEY_BLOCK,
             )  # fmt: skip
             peak_M, old_M, new_M = _shrink(peak_M, split_peak_M)
             total_M = total_M * old_M + split_total_M * new_M
-            acc_MD = acc_MD * old_M[:, None] + split_acc_MD * new_M[:, None]
-        # + 0.0: a later key's 0 * value may have turned -0 into +0 or not; here every 0 becomes +0.
-        out_MD = tl.div_rn(acc_MD, tl.broadcast_to(total_M[:, None], (BLOCK_M, BLOCK_D))) + 0.0
-        tl.store(
-            out_RHD + place_M[:, None] * HEAD_DIM + d_D[None, :], out_MD.to(out_RHD.dtype.element_ty), mask=inside_MD
-        )
+            if split > 0:
+                # What is held lies in memory: a second accumulator would not fit into the registers of the walk.
+                held_MD = tl.load(held_ptrs, mask=inside_MD, other=0.0)
+                acc_MD = held_MD * old_M[:, None] + acc_MD * new_M[:, None]
+            if split < splits - 1:
+                tl.store(held_ptrs, acc_MD, mask=inside_MD)
+                tl.debug_barrier()  # before other threads of the program read it
+            else:
+                out_MD = _finish(acc_MD, total_M)
+                out_ptrs = out_RHD + place_M[:, None] * HEAD_DIM + d_D[None, :]
+                tl.store(out_ptrs, out_MD.to(out_RHD.dtype.element_ty), mask=inside_MD)
         tl.store(log_sum_RH + place_M, peak_M + tl.log2(total_M), mask=real_M)
+
+
+@triton.jit
+def _finish(acc_MD, total_M):
+    """Divide by the sum of weights.
+
+    ``+ 0.0``: a later key's 0 * value may have turned -0 into +0 or not; here every 0 becomes +0.
+    """
+    return tl.div_rn(acc_MD, tl.broadcast_to(total_M[:, None], acc_MD.shape)) + 0.0
 
 
 @triton.jit
@@ -166,13 +181,13 @@ def merge_kernel(
     total_H = tl.zeros((BLOCK_H,), tl.float32)
     acc_HD = tl.zeros((BLOCK_H, BLOCK_D), tl.float32)
     for split in range(0, splits):
-        from_H = place_H + split.to(tl.int64) * rows * HEADS
+        from_H = place_H + rows.to(tl.int64) * HEADS * split
         split_peak_H = tl.load(peak_total_CRH2 + from_H * 2, mask=real_H, other=0.0)
         split_total_H = tl.load(peak_total_CRH2 + from_H * 2 + 1, mask=real_H, other=1.0)
         split_acc_HD = tl.load(partial_CRHD + from_H[:, None] * HEAD_DIM + d_D[None, :], mask=inside_HD, other=0.0)
         peak_H, old_H, new_H = _shrink(peak_H, split_peak_H)
         total_H = total_H * old_H + split_total_H * new_H
         acc_HD = acc_HD * old_H[:, None] + split_acc_HD * new_H[:, None]
-    out_HD = tl.div_rn(acc_HD, tl.broadcast_to(total_H[:, None], (BLOCK_H, BLOCK_D))) + 0.0
+    out_HD = _finish(acc_HD, total_H)
     tl.store(out_RHD + place_H[:, None] * HEAD_DIM + d_D[None, :], out_HD.to(out_RHD.dtype.element_ty), mask=inside_HD)
     tl.store(log_sum_RH + place_H, peak_H + tl.log2(total_H), mask=real_H)

@@ -37,6 +37,7 @@ class AttentionPlan:
     longest: int
     shared: bool
     _tiles: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)
+    _key_tiles: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)
     _moved: dict[torch.device, AttentionPlan] = field(default_factory=dict, repr=False, compare=False)
 
     @staticmethod
@@ -105,3 +106,20 @@ class AttentionPlan:
             table = table[np.argsort(-low, kind="stable")].astype(np.int32)
             self._tiles[query_rows] = torch.from_numpy(table).to(self.table_SP.device, non_blocking=True)
         return self._tiles[query_rows]
+
+    def key_tiles(self, key_block: int) -> Tensor:
+        """List the key blocks that some row sees.
+
+        Returns:
+            int32 [U, 5]: sequence, first key, and of the sequence: first row of the batch, its position, end.
+        """
+        if key_block not in self._key_tiles:
+            stop = self.start_S + self.count_S
+            first_row = np.cumsum(self.count_S) - self.count_S
+            blocks = np.where(self.count_S > 0, -(-stop // key_block), 0)
+            sequence = np.repeat(np.arange(len(stop)), blocks)
+            first_key = (np.arange(len(sequence)) - np.repeat(np.cumsum(blocks) - blocks, blocks)) * key_block
+            columns = (sequence, first_key, first_row[sequence], self.start_S[sequence], stop[sequence])
+            table = np.stack(columns, axis=1).astype(np.int32)
+            self._key_tiles[key_block] = torch.from_numpy(table).to(self.table_SP.device, non_blocking=True)
+        return self._key_tiles[key_block]
