@@ -85,12 +85,9 @@ def tokens_per_second(decoder: Decoder, tokenizer: Tokenizer, sequences: int, dr
     params = SamplingParams(max_tokens=new, ignore_eos=True)
     vocabulary = decoder.config.vocab_size
     for turn, most in ((0, 2), (1, new)):
-        requests = [
-            Request(
-                (turn, 0, i), tuple((7 * i + j) % vocabulary for j in range(prompt)), replace(params, max_tokens=most)
-            )
-            for i in range(sequences)
-        ]
+        prompts = [tuple((7 * i + j) % vocabulary for j in range(prompt)) for i in range(sequences)]
+        limited = replace(params, max_tokens=most)
+        requests = [Request((turn, 0, i), tokens, limited) for i, tokens in enumerate(prompts)]
         began = time.perf_counter()
         engine.generate(requests)
         took = time.perf_counter() - began

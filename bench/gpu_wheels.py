@@ -1,4 +1,4 @@
-"""Brings along what a lent GPU machine lacks: wheels are fetched where there is a network, unpacked where there is none.
+"""Brings along what a lent GPU machine lacks: wheels are fetched where there is a network, unpacked where not.
 
     python bench/gpu_wheels.py pack [PYTHON_VERSION]   fetch into bench/wheels/ (default 3.12)
     python bench/gpu_wheels.py unpack                  unpack the missing ones; print the folder, or nothing

@@ -68,8 +68,8 @@ indexing, masks and the order of operations, not a GPU's bits.
 
 | pinned | why |
 |---|---|
-| no floating-point fusion (`enable_fp_fusion=False`) | `a * b + c` rounds twice unless written as `fma`; defaults differ |
-| `exp`, `log`, `sigmoid` of our own | the fast ones differ between architectures; ours are polynomials of explicit `fma` |
+| no floating-point fusion (`enable_fp_fusion=False`) | `a * b + c` rounds twice unless written `fma`; defaults differ |
+| `exp`, `log`, `sigmoid` of our own | the fast ones differ by architecture; ours are polynomials of explicit `fma` |
 | division and square root by IEEE (`div_rn`, `sqrt_rn`) | plain `/` is approximate |
 | sums as a balanced tree, two halves at a time | addition commutes: no layout and no number of warps changes a bit |
 | no TF32, subnormal numbers kept | both change bits silently |

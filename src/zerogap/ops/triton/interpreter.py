@@ -15,8 +15,7 @@ def use_interpreter() -> None:
 
     It cuts the low bits of a float32 off that becomes a bfloat16, and may lose a carry; GPUs round to nearest even. It
     hands ``tl.dot`` to a library, whose order depends on the tile's shape, and takes a bfloat16 there for an integer:
-    here the inner dimension is walked in ascending order. And it makes a loop's bound an integer in a way that numpy 2.4
-    refuses.
+    here the inner dimension is walked in ascending order. And it makes a loop's bound an integer as numpy 2.4 refuses.
     """
     assert "triton" not in sys.modules or os.environ.get("TRITON_INTERPRET") == "1", "Triton was imported before"
     os.environ["TRITON_INTERPRET"] = "1"

@@ -12,11 +12,6 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
 RowOp = Callable[[Tensor], Tensor]
 
-if INTERPRETED:
-    from zerogap.ops.triton.interpreter import use_interpreter
-
-    use_interpreter()
-
 
 def bits(x: Tensor) -> Tensor:
     """Return the words of a tensor, on the CPU."""
