@@ -3,25 +3,41 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 STAMP   = $(VENV)/.installed
+KERNELS = $(VENV)/.kernels
 SMOLLM2 = .models/smollm2-135m-instruct
 
-.PHONY: demo test test-all lint types smollm2 test-smollm2 test-integrations test-peers clean
+.PHONY: demo kernels test test-all test-portable lint types smollm2 test-smollm2 test-integrations test-peers clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,dev]'
 	touch $@
 
-demo: $(STAMP)  ## set up, train the small model with the gap at exactly 0, write a report on it
+# The native CPU kernels are optional: without a C++ compiler everything runs on the portable backend, slower.
+$(KERNELS): $(STAMP) $(wildcard kernels/cpp/* kernels/src/zerogap_kernels/*.py) kernels/CMakeLists.txt kernels/pyproject.toml
+	if command -v $(CXX) >/dev/null; then \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check ./kernels; \
+	else \
+	  echo "no C++ compiler ($(CXX)): the native CPU kernels are left out, the portable backend serves"; \
+	fi
+	touch $@
+
+kernels: $(KERNELS)  ## build and install the native CPU kernels, if there is a C++ compiler
+
+demo: $(KERNELS)  ## set up, train the small model with the gap at exactly 0, write a report on it
 	run=runs/demo-$$(date +%Y%m%d-%H%M%S) && \
 	$(BIN)/zerogap train configs/quickstart.toml run.dir=$$run && \
 	$(BIN)/zerogap report $$run -o $$run/report.html
 
-test: $(STAMP)  ## the short form of every test; two at a time, since many of them wait
+test: $(KERNELS)  ## the short form of every test; two at a time, since many of them wait
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
-test-all: $(STAMP) smollm2  ## the full matrices and the real model
+test-all: $(KERNELS) smollm2  ## the full matrices and the real model
 	$(BIN)/python -m pytest -m 'not peer'
+
+test-portable: $(STAMP)  ## the laws on the portable backend
+	ZEROGAP_BACKEND=portable $(BIN)/python -m pytest -q -n 2 tests/ops tests/models tests/engine tests/conformance \
+	  tests/trainer tests/certify
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -35,7 +51,7 @@ smollm2: $(SMOLLM2)/config.json  ## fetch and convert the real SmolLM2-135M-Inst
 $(SMOLLM2)/config.json: scripts/fetch_smollm2.py | $(STAMP)
 	$(BIN)/python scripts/fetch_smollm2.py $(SMOLLM2)
 
-test-smollm2: $(STAMP) smollm2  ## the tests on the real model
+test-smollm2: $(KERNELS) smollm2  ## the tests on the real model
 	$(BIN)/python -m pytest -m model
 
 test-integrations: $(STAMP)  ## the tests with real TRL and Ray, which come on top of the environment

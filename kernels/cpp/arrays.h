@@ -36,6 +36,7 @@ template <class T, class A>
 void check_rows(const A& array, const char* name) {
   check_type<T>(array, name);
   if (array.ndim() != 2) refuse(std::string(name) + " " + shape_of(array) + ": must have 2 dimensions");
+  if (array.shape(0) == 0) return;  // strides of nothing mean nothing
   if (array.shape(1) > 1 && array.stride(1) != 1) refuse(std::string(name) + " " + shape_of(array) + ": elements of a row must be contiguous");
   if (array.shape(0) > 1 && array.stride(0) < static_cast<int64_t>(array.shape(1)))
     refuse(std::string(name) + " " + shape_of(array) + ": rows overlap");
@@ -47,6 +48,7 @@ void check_whole(const A& array, const char* name, size_t dims) {
   check_type<T>(array, name);
   if (array.ndim() != dims)
     refuse(std::string(name) + " " + shape_of(array) + ": must have " + std::to_string(dims) + " dimensions");
+  if (array.size() == 0) return;
   int64_t step = 1;
   for (size_t i = dims; i-- > 0;) {
     if (array.shape(i) > 1 && array.stride(i) != step) refuse(std::string(name) + " " + shape_of(array) + ": must be contiguous");

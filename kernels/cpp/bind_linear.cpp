@@ -17,15 +17,14 @@ namespace {
 void repack(Packed& packed, const Input& weight, int threads) {
   check_threads(threads);
   if (packed.kind == Kind::f32)
-    check_rows<float>(weight, "weight");
+    check_type<float>(weight, "weight");
   else if (weight.dtype().bits != 16 || weight.dtype().code != static_cast<uint8_t>(nb::dlpack::dtype_code::Bfloat))
     refuse("weight " + shape_of(weight) + ": must be bfloat16");
-  else if (weight.ndim() != 2 || (weight.shape(1) > 1 && weight.stride(1) != 1))
-    refuse("weight " + shape_of(weight) + ": must have 2 dimensions, rows contiguous");
+  if (weight.ndim() != 2) refuse("weight " + shape_of(weight) + ": must have 2 dimensions");
   if (static_cast<int64_t>(weight.shape(0)) != packed.out_features || static_cast<int64_t>(weight.shape(1)) != packed.in_features)
     refuse("weight " + shape_of(weight) + ": the packed one is [" + std::to_string(packed.out_features) + ", " +
            std::to_string(packed.in_features) + "]");
-  const PackArgs args{&packed, weight.data(), weight.shape(0) > 1 ? weight.stride(0) : packed.in_features};
+  const PackArgs args{&packed, weight.data(), weight.stride(0), weight.stride(1)};
   Work work;
   nb::gil_scoped_release released;
   run(threads, [&](Team& team) { linear_kernels().pack(team, work, args); });
@@ -72,7 +71,7 @@ void bind_linear(nb::module_& module) {
       .def_ro("segments", &Packed::segments)
       .def_prop_ro("bytes", &Packed::bytes)
       .def("repack", &repack, nb::arg("weight"), nb::arg("threads"), "Take over new values of the same shape and type.");
-  module.def("pack", &pack, nb::arg("weight"), nb::arg("segments"), nb::arg("threads"), "Pack a float32 or bfloat16 weight [N, K].");
+  module.def("pack", &pack, nb::arg("weight"), nb::arg("segments"), nb::arg("threads"), "Pack a float32 or bfloat16 weight [N, K], of any strides.");
   module.def("linear", &linear, nb::arg("x"), nb::arg("weight"), nb::arg("bias").none(), nb::arg("y"), nb::arg("threads"),
              "Write x @ weight.T + bias into y.");
 }

@@ -36,6 +36,7 @@ constexpr int PARTS = LANES / WIDTH;
 
 typedef float Vf __attribute__((vector_size(WIDTH * 4)));
 typedef int32_t Vi __attribute__((vector_size(WIDTH * 4)));
+typedef uint32_t Vu __attribute__((vector_size(WIDTH * 4)));
 
 struct F16 {
   Vf part[PARTS];
@@ -168,12 +169,13 @@ ZG_INLINE F16 sqrt(F16 x) {
   return x;
 }
 
+// Whole numbers wrap around.
 ZG_INLINE I16 operator+(I16 a, I16 b) {
-  ZG_EACH a.part[i] = a.part[i] + b.part[i];
+  ZG_EACH a.part[i] = (Vi)((Vu)a.part[i] + (Vu)b.part[i]);
   return a;
 }
 ZG_INLINE I16 operator-(I16 a, I16 b) {
-  ZG_EACH a.part[i] = a.part[i] - b.part[i];
+  ZG_EACH a.part[i] = (Vi)((Vu)a.part[i] - (Vu)b.part[i]);
   return a;
 }
 ZG_INLINE I16 operator&(I16 a, I16 b) {
@@ -185,7 +187,7 @@ ZG_INLINE I16 operator|(I16 a, I16 b) {
   return a;
 }
 ZG_INLINE I16 operator<<(I16 a, int n) {
-  ZG_EACH a.part[i] = a.part[i] << n;
+  ZG_EACH a.part[i] = (Vi)((Vu)a.part[i] << n);
   return a;
 }
 ZG_INLINE I16 operator>>(I16 a, int n) {  // arithmetic
@@ -259,6 +261,34 @@ ZG_INLINE I16 to_int(F16 x) {  // towards zero; the value must fit
   I16 r;
   ZG_EACH r.part[i] = __builtin_convertvector(x.part[i], Vi);
   return r;
+}
+
+// Bit j is set where lane j of a mask is true.
+ZG_INLINE uint32_t mask_word(I16 mask) {
+#if defined(__AVX512F__)
+  return _mm512_movepi32_mask((__m512i)mask.part[0]);
+#elif defined(__AVX2__)
+  return static_cast<uint32_t>(_mm256_movemask_ps((__m256)mask.part[0])) |
+         static_cast<uint32_t>(_mm256_movemask_ps((__m256)mask.part[1])) << WIDTH;
+#else
+  int32_t lanes[LANES];
+  storei(lanes, mask);
+  uint32_t word = 0;
+  for (int j = 0; j < LANES; ++j) word |= (static_cast<uint32_t>(lanes[j]) & 1u) << j;
+  return word;
+#endif
+}
+// Lanes 0 to 15 as numbers.
+ZG_INLINE I16 lane_numbers() {
+  const int32_t numbers[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return loadi(numbers);
+}
+// The mask of which `mask_word` gives `word`.
+ZG_INLINE I16 mask_of(uint32_t word) {
+  int32_t single[LANES];
+  for (int j = 0; j < LANES; ++j) single[j] = 1 << j;
+  const I16 bit = loadi(single);
+  return (seti(static_cast<int32_t>(word)) & bit) == bit;
 }
 
 // Sum of the lanes in a fixed balanced tree: lane j meets lane j + 8, then + 4, + 2, + 1.

@@ -33,7 +33,8 @@ ZG_INLINE F16 exp(F16 x) {
   return select(tiny, set(0.0f), value);
 }
 
-// Natural logarithm of x >= 0: -inf at 0, inf at inf, NaN stays NaN. Subnormal numbers count as they are.
+// Natural logarithm, error below 1 unit in the last place: -inf at 0, inf at inf, NaN below 0, NaN stays NaN. Subnormal
+// numbers count as they are.
 ZG_INLINE F16 log(F16 x) {
   const I16 small = x < set(1.17549435e-38f);
   const F16 normal = select(small, x * set(8388608.0f), x);
@@ -42,20 +43,23 @@ ZG_INLINE F16 log(F16 x) {
   const I16 offset = word - seti(0x3f3504f3);
   const I16 power = (offset >> 23) - select(small, seti(23), seti(0));
   const F16 m = floats((offset & seti(0x007fffff)) + seti(0x3f3504f3));
-  const F16 s = (m - set(1.0f)) / (m + set(1.0f));
+  // With f = m - 1 (exact) and s = f / (2 + f): log m = 2 atanh(s) = f - s * (f - r), r = s^2 (2/3 + 2/5 s^2 + ...).
+  // f, the large part, enters without the rounding of the division.
+  const F16 f = m - set(1.0f);
+  const F16 s = f / (f + set(2.0f));
   const F16 square = s * s;
-  F16 q = set(2.0f / 11.0f);
-  q = fma(q, square, set(2.0f / 9.0f));
-  q = fma(q, square, set(2.0f / 7.0f));
-  q = fma(q, square, set(2.0f / 5.0f));
-  q = fma(q, square, set(2.0f / 3.0f));
+  F16 r = set(2.0f / 11.0f);
+  r = fma(r, square, set(2.0f / 9.0f));
+  r = fma(r, square, set(2.0f / 7.0f));
+  r = fma(r, square, set(2.0f / 5.0f));
+  r = fma(r, square, set(2.0f / 3.0f));
+  r = r * square;
   const F16 e = to_float(power);
-  // log m = 2s + s * (s^2 * q): the large parts are added last.
-  F16 value = fma(s * square, q, e * set(-2.12194440e-4f));
-  value = fma(set(2.0f), s, value);
-  value = fma(e, set(0.693359375f), value);
+  const F16 low = fma(s, r - f, e * set(-2.12194440e-4f));
+  F16 value = fma(e, set(0.693359375f), low + f);
   value = select(x == set(__builtin_inff()), x, value);
   value = select(x == set(0.0f), set(-__builtin_inff()), value);
+  value = select(x < set(0.0f), set(__builtin_nanf("")), value);
   return select(x == x, value, x);
 }
 

@@ -10,7 +10,7 @@ namespace {
 // Panels that a tile of so many rows takes at once: as many accumulators as the registers hold.
 #if defined(__AVX512F__)
 constexpr int panels_for(int rows) { return rows <= 2 ? 8 : rows == 3 ? 6 : rows <= 4 ? 6 : rows <= 6 ? 4 : rows <= 8 ? 3 : 2; }
-constexpr int MOST_ROWS = 12;
+constexpr int MOST_ROWS = 8;
 #elif defined(__AVX2__)
 constexpr int panels_for(int rows) { return rows == 1 ? 5 : rows == 2 ? 3 : rows == 3 ? 2 : 1; }
 constexpr int MOST_ROWS = 6;
@@ -19,8 +19,9 @@ constexpr int panels_for(int) { return 1; }
 constexpr int MOST_ROWS = 4;
 #endif
 
-constexpr int64_t ROW_BLOCK = 96;  // rows of a task: they stay in the second-level cache while panels pass
-constexpr int64_t COLUMN_TASKS = 4;  // tasks per member over the columns
+constexpr int64_t ROW_BLOCK = 96;           // most rows of a task: they stay in the second-level cache while panels pass
+constexpr int64_t BLOCK_FLOATS = 1 << 17;  // of these rows
+constexpr int64_t COLUMN_TASKS = 4, STREAMS = 2;  // tasks per member over the columns
 
 // Where AHEAD, the next NP panels are fetched from memory while these are at work.
 template <int MR, int NP, class Load, bool AHEAD>
@@ -67,12 +68,24 @@ void tile(const LinearArgs& args, int64_t row, int64_t panel) {
   }
 }
 
-template <int NP, class Load, bool AHEAD>
-void tile_of(int rows, const LinearArgs& args, int64_t row, int64_t panel) {
+// The tile of a size known only now.
+template <int MR, class Load, bool AHEAD>
+void tile_of_panels(int panels, const LinearArgs& args, int64_t row, int64_t panel) {
+  switch (panels) {
+#define ZG_PANELS(n)                                                                   \
+  case n:                                                                              \
+    if constexpr (n <= panels_for(MR)) tile<MR, n, Load, AHEAD>(args, row, panel); \
+    break;
+    ZG_PANELS(1) ZG_PANELS(2) ZG_PANELS(3) ZG_PANELS(4) ZG_PANELS(5) ZG_PANELS(6) ZG_PANELS(7) ZG_PANELS(8)
+#undef ZG_PANELS
+  }
+}
+template <class Load, bool AHEAD>
+void tile_of(int rows, int panels, const LinearArgs& args, int64_t row, int64_t panel) {
   switch (rows) {
-#define ZG_ROWS(n)                                                                              \
-  case n:                                                                                       \
-    if constexpr (n <= MOST_ROWS && NP <= panels_for(n)) tile<n, NP, Load, AHEAD>(args, row, panel); \
+#define ZG_ROWS(n)                                                                                     \
+  case n:                                                                                              \
+    if constexpr (n <= MOST_ROWS) tile_of_panels<n, Load, AHEAD>(panels, args, row, panel); \
     break;
     ZG_ROWS(1) ZG_ROWS(2) ZG_ROWS(3) ZG_ROWS(4) ZG_ROWS(5) ZG_ROWS(6)
     ZG_ROWS(7) ZG_ROWS(8) ZG_ROWS(9) ZG_ROWS(10) ZG_ROWS(11) ZG_ROWS(12)
@@ -80,60 +93,40 @@ void tile_of(int rows, const LinearArgs& args, int64_t row, int64_t panel) {
   }
 }
 
-// Rows [first, last) against panels [begin, end): a few panels at a time meet all rows while they are in cache.
-template <int NP, class Load>
+// Rows [first, last) against panels [begin, end): a few panels at a time meet all rows while they are in cache, and the
+// next few are fetched meanwhile. Groups of panels are of nearly equal size: a single one at the end would starve.
+template <class Load>
 void block(const LinearArgs& args, int64_t first, int64_t last, int64_t begin, int64_t end) {
   const int64_t tiles = (last - first + MOST_ROWS - 1) / MOST_ROWS;
-  for (int64_t panel = begin; panel < end;) {
-    const bool whole = panel + NP <= end;
+  const int most = panels_for(static_cast<int>((last - first + tiles - 1) / tiles));
+  const int64_t groups = (end - begin + most - 1) / most;
+  for (int64_t g = 0; g < groups; ++g) {
+    const int64_t panel = begin + (end - begin) * g / groups;
+    const int panels = static_cast<int>(begin + (end - begin) * (g + 1) / groups - panel);
     for (int64_t t = 0; t < tiles; ++t) {
       const int64_t row = first + (last - first) * t / tiles;
       const int rows = static_cast<int>(first + (last - first) * (t + 1) / tiles - row);
-      if (!whole)
-        tile_of<1, Load, false>(rows, args, row, panel);
-      else if (t == 0 && panel + 2 * NP <= end)
-        tile_of<NP, Load, true>(rows, args, row, panel);
+      if (t == 0 && g + 1 < groups)
+        tile_of<Load, true>(rows, panels, args, row, panel);
       else
-        tile_of<NP, Load, false>(rows, args, row, panel);
+        tile_of<Load, false>(rows, panels, args, row, panel);
     }
-    panel += whole ? NP : 1;
   }
 }
 
 template <class Load>
 void linear_of(Team& team, Work& work, const LinearArgs& args) {
   const int64_t panels = args.weight->panels();
-  const int64_t row_tasks = (args.rows + ROW_BLOCK - 1) / ROW_BLOCK;
-  constexpr int64_t UNIT = 8;
-  const int64_t wanted = (panels + COLUMN_TASKS * team.count - 1) / (COLUMN_TASKS * team.count);
-  const int64_t columns = (wanted + UNIT - 1) / UNIT * UNIT;
-  const int64_t column_tasks = (panels + columns - 1) / columns;
+  const int64_t fitting = BLOCK_FLOATS / (args.weight->in_features + 1) / MOST_ROWS * MOST_ROWS;
+  const int64_t at_once = fitting < MOST_ROWS ? MOST_ROWS : fitting < ROW_BLOCK ? fitting : ROW_BLOCK;
+  const int64_t row_tasks = (args.rows + at_once - 1) / at_once;
+  // With few rows the weight is streamed from memory: long runs. With many, shorter tasks even out the members' ends.
+  const int64_t wanted = team.count * (args.rows <= MOST_ROWS ? STREAMS : COLUMN_TASKS);
+  const int64_t column_tasks = wanted < panels ? wanted : panels;
   for (int64_t task = work.next(); task < row_tasks * column_tasks; task = work.next()) {
-    const int64_t at = task / column_tasks, first = args.rows * at / row_tasks, last = args.rows * (at + 1) / row_tasks;
-    const int64_t begin = task % column_tasks * columns, end = begin + columns < panels ? begin + columns : panels;
-    const int64_t rows = last - first, tiles = (rows + MOST_ROWS - 1) / MOST_ROWS;
-    switch (panels_for(static_cast<int>((rows + tiles - 1) / tiles))) {
-      case 8:
-        block<8, Load>(args, first, last, begin, end);
-        break;
-      case 6:
-        block<6, Load>(args, first, last, begin, end);
-        break;
-      case 5:
-        block<5, Load>(args, first, last, begin, end);
-        break;
-      case 4:
-        block<4, Load>(args, first, last, begin, end);
-        break;
-      case 3:
-        block<3, Load>(args, first, last, begin, end);
-        break;
-      case 2:
-        block<2, Load>(args, first, last, begin, end);
-        break;
-      default:
-        block<1, Load>(args, first, last, begin, end);
-    }
+    const int64_t r = task / column_tasks, c = task % column_tasks;
+    block<Load>(args, args.rows * r / row_tasks, args.rows * (r + 1) / row_tasks, panels * c / column_tasks,
+                panels * (c + 1) / column_tasks);
   }
 }
 
@@ -150,10 +143,14 @@ void pack_panel(const PackArgs& args, int64_t panel) {
   const Packed& packed = *args.packed;
   const int64_t depth = packed.in_features, first = panel * PANEL;
   const int64_t count = packed.out_features - first < PANEL ? packed.out_features - first : PANEL;
-  const Element* from = static_cast<const Element*>(args.weight) + first * args.stride;
+  const Element* from = static_cast<const Element*>(args.weight) + first * args.row;
   Element* to = static_cast<Element*>(packed.data) + panel * depth * PANEL;
+  if (args.row == 1 && count == PANEL) {  // a transposed matrix: its columns lie side by side
+    for (int64_t k = 0; k < depth; ++k) std::memcpy(to + k * PANEL, from + k * args.column, PANEL * sizeof(Element));
+    return;
+  }
   for (int64_t k = 0; k < depth; ++k)
-    for (int64_t n = 0; n < PANEL; ++n) to[k * PANEL + n] = n < count ? from[n * args.stride + k] : Element{0};
+    for (int64_t n = 0; n < PANEL; ++n) to[k * PANEL + n] = n < count ? from[n * args.row + k * args.column] : Element{0};
 }
 
 void pack(Team&, Work& work, const PackArgs& args) {

@@ -41,8 +41,8 @@ struct LinearArgs {
 
 struct PackArgs {
   Packed* packed;
-  const void* weight;  // [N, K] row by row, float or bf16 as the kind says
-  int64_t stride;      // from one row to the next
+  const void* weight;  // [N, K], float or bf16 as the kind says; element (n, k) at n * row + k * column
+  int64_t row, column;
 };
 
 struct LinearKernels {

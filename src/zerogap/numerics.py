@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from importlib.util import find_spec
 from pathlib import Path
 
 NUMERICS_VERSION = 1  # rises with every change of zerogap that changes bits
@@ -19,3 +21,14 @@ def code_digest() -> str:
         digest.update(f"{path.relative_to(root).as_posix()}\n".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def kernels_digest() -> str | None:
+    """Return the digest of the installed native kernels' sources and switches; None if they are not installed."""
+    spec = find_spec("zerogap_kernels")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        return str(json.loads(Path(spec.origin).with_name("build.json").read_text(encoding="utf-8"))["code_digest"])
+    except (OSError, ValueError, KeyError):
+        return None

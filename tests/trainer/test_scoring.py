@@ -5,24 +5,32 @@ import torch
 
 from tests.support import random_decoder, same_bits
 from tests.trainer.support import VOCAB, draw_sequences
+from zerogap import ops
 from zerogap.errors import UsageError
 from zerogap.models.rows import PackedCache, Rows
-from zerogap.ops import portable as ops
+from zerogap.ops import portable
 from zerogap.ops.portable.kept import kept_mask
 from zerogap.trainer.sample import TrainSequence, suppressed_below
 from zerogap.trainer.scoring import score
 
 
 def alone(decoder, sequence):
-    """Log-probs of the trained tokens by the plain way: the whole sequence by itself, every logit, no chunks."""
+    """Log-probs of the trained tokens by the plain way: the whole sequence by itself, row by row."""
     hidden = decoder.hidden(Rows.packed([sequence.tokens]), PackedCache())
     sampler = sequence.sampler
-    settings = ops.SamplerRows.uniform_settings(
-        len(hidden), sampler.temperature, sampler.top_k, sampler.top_p, sampler.min_p
-    )
-    table = ops.log_distribution(decoder.logits(hidden), settings).logprob_RV
+    settings = ops.SamplerRows.uniform_settings(1, sampler.temperature, sampler.top_k, sampler.top_p, sampler.min_p)
     places = sequence.trained_places + sequence.prompt_length
-    return table[places - 1, torch.tensor(sequence.tokens)[places]]
+    return torch.cat(
+        [
+            ops.token_logprobs(
+                hidden[place - 1 : place],
+                decoder.lm_head_weight,
+                torch.tensor(sequence.tokens[place : place + 1]),
+                settings,
+            ).logprob_R
+            for place in places.tolist()
+        ]
+    )
 
 
 @pytest.mark.parametrize("sampler", [{}, {"temperature": 0.7, "top_p": 0.9, "top_k": 8, "min_p": 0.05}])
@@ -68,7 +76,7 @@ def test_suppressed_stop_ids_are_out_of_the_distribution():
     held = dataclasses.replace(
         base, sampler=dataclasses.replace(base.sampler, suppressed=suppressed_below(2, [7, 9], length=3))
     )
-    table = ops.log_distribution(
+    table = portable.log_distribution(
         decoder.logits(decoder.hidden(Rows.packed([tokens]), PackedCache())).detach(),
         ops.SamplerRows.uniform_settings(4),
     ).logprob_RV.double()

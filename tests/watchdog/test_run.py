@@ -260,13 +260,18 @@ def test_watch_of_a_healthy_process_ends_with_it(tmp_path):
 
 
 def test_no_torch_and_little_memory(tmp_path):
-    with Running(tmp_path, [sys.executable, "-c", "import time; time.sleep(2)"]) as run:
-        time.sleep(1.5)
+    waits = "import os, time\nwhile not os.path.exists('judged'): time.sleep(0.1)"
+    with Running(tmp_path, [sys.executable, "-c", f"import os; os.chdir({str(tmp_path)!r})\n{waits}"]) as run:
+        end = time.monotonic() + 30
+        while not (run.run / "judge.json").exists() and time.monotonic() < end:
+            time.sleep(0.1)
+        time.sleep(1)
         judge = psutil.Process(json.loads((run.run / "judge.json").read_text())["pid"])
         assert judge.memory_info().rss < 150 << 20
         assert "libtorch" not in Path(f"/proc/{judge.pid}/maps").read_text()
         pump = psutil.Process(run.process.pid)
         assert pump.memory_info().rss < 30 << 20
+        (tmp_path / "judged").touch()
         assert run.wait(20) == 0
 
 

@@ -33,7 +33,7 @@ from zerogap.models.config import ModelConfig
 from zerogap.models.hub import resolve_model
 from zerogap.models.tokenizer import load_tokenizer
 from zerogap.models.weights import load_decoder
-from zerogap.numerics import NUMERICS_VERSION, code_digest
+from zerogap.numerics import NUMERICS_VERSION, code_digest, kernels_digest
 from zerogap.ops import ambient, backend
 from zerogap.threads import thread_count
 
@@ -168,6 +168,7 @@ def _torch_lines(config: ModelConfig, full: bool, show: Callable[[str], None]) -
 
 def _certificate(model: str, config: ModelConfig, lines: list[Line], full: bool, place: Place) -> dict[str, Any]:
     results = [vars(line) for line in lines]
+    name = backend.cpu_backend() if place.device.type == "cpu" else backend.name_on(place.device)
     return sealed(
         {
             "issued": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -178,6 +179,8 @@ def _certificate(model: str, config: ModelConfig, lines: list[Line], full: bool,
                 "zerogap": __version__,
                 "numerics_version": NUMERICS_VERSION,
                 "backend": backend.name_on(place.device),
+                "kernels_digest": kernels_digest() if name == "native" else None,
+                "cpu_path": backend.cpu_path() if name == "native" else None,
                 **_gpu_software(place.device),
                 "code_digest": code_digest(),
                 "torch": torch.__version__,

@@ -68,7 +68,7 @@ class Engine:
         self.decoder = decoder.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.config = config
-        bytes_per_page = PagedCache.page_bytes(decoder.config, config.page_size, decoder.dtype)
+        bytes_per_page = PagedCache.page_bytes(decoder.config, config.page_size, decoder.dtype, decoder.device)
         self.num_pages = page_count(config, bytes_per_page, decoder.config.max_positions)
         self.hooks: tuple[Hook, ...] = ()
         self.version = 0

@@ -8,7 +8,7 @@ from typing import Any
 from zerogap import __version__
 from zerogap.facts.certificate import certificates, cpu_identity
 from zerogap.facts.fact import ABSENT, Fact, Facts
-from zerogap.numerics import NUMERICS_VERSION, code_digest
+from zerogap.numerics import NUMERICS_VERSION, code_digest, kernels_digest
 
 _SHAPE = (
     "family",
@@ -49,17 +49,20 @@ def certificate_facts(facts: Facts, folder: Path | None = None) -> Facts:
 
 def _wanted(facts: Facts) -> dict[str, dict[str, Any]]:
     kernels = facts.get("software.zerogap_kernels")
+    backend = None if kernels is None else "cpu-portable" if kernels.value == ABSENT else "cpu-native"
     stated = facts.get("zerogap.backend")
     on_gpu = stated is not None and stated.value == "gpu-triton"
     software: dict[str, Any] = {
         "zerogap": __version__,
         "numerics_version": NUMERICS_VERSION,
         "code_digest": code_digest(),
-        "backend": None if kernels is None else "cpu-portable" if kernels.value == ABSENT else "cpu-native",
+        "backend": "gpu-triton" if on_gpu else backend,
         "torch": _value(facts, "software.torch"),
     }
     if on_gpu:
-        software |= {"backend": "gpu-triton", "triton": _value(facts, "software.triton")}
+        software["triton"] = _value(facts, "software.triton")
+    elif backend == "cpu-native":
+        software["kernels_digest"] = kernels_digest()
     return {
         "device": _gpu(facts) if on_gpu else {"kind": "cpu", **cpu_identity()},
         "software": software,

@@ -7,7 +7,7 @@ how row digests are taken.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,14 @@ from zerogap import ops
 from zerogap.models.config import ModelConfig
 from zerogap.models.rope import TABLE_BLOCK
 from zerogap.models.rows import Rows
+from zerogap.ops.record import RecordedCache, RecordedRows, Recording, Symbol
 
 # (layer, op, rows) -> rows; layer -1 is the embedding, layer num_layers the final norm.
 Hook = Callable[[int, str, Tensor], Tensor]
+
+
+Emit = Callable[[int, str, Tensor], Tensor]
+Angles = tuple[Tensor, Tensor]
 
 
 class KVCache(Protocol):
@@ -53,15 +58,33 @@ class Decoder(nn.Module):
         return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
 
     def hidden(self, rows: Rows, cache: KVCache, hooks: Sequence[Hook] = ()) -> Tensor:
-        """Return the rows after the final norm, [R, K]."""
+        """Return the rows after the final norm, [R, K].
 
+        Where nobody listens to the ops and no gradient is wanted, a backend that can takes the whole forward at once:
+        as `_forward` recorded it, with the same bits.
+        """
+        program = None if hooks or torch.is_grad_enabled() else self._program(cache)
+        tables = self._tables(rows.positions_R)
+        if program is not None:
+            return program.run(
+                rows.tokens_R,
+                rows.positions_R,
+                rows.slots_R,
+                tables,
+                rows.plan,
+                cache.memory.cache,  # type: ignore[attr-defined]
+            )
+        # Positions are the CPU's, so that nothing waits for a GPU.
+        cos, sin = (table[rows.positions_R].to(self.dtype).to(self.device, non_blocking=True) for table in tables)
+        return self._forward(rows.tokens_R.to(self.device, non_blocking=True), (cos, sin), rows, cache, hooks)
+
+    def _forward(self, tokens_R: Tensor, angles: Angles, rows: Rows, cache: KVCache, hooks: Sequence[Hook]) -> Tensor:
         def emit(layer: int, op: str, x: Tensor) -> Tensor:
             for hook in hooks:
                 x = hook(layer, op, x)
             return x
 
-        angles = self._angles(rows.positions_R)
-        x_RK = emit(-1, "embedding", self.model.embed_tokens(rows.tokens_R.to(self.device, non_blocking=True)))
+        x_RK = emit(-1, "embedding", self.model.embed_tokens(tokens_R))
         for index, layer in enumerate(self.model.layers):
             if self.gradient_checkpointing and torch.is_grad_enabled():
                 x_RK = checkpoint(layer, index, x_RK, rows, cache, angles, emit, use_reentrant=False)
@@ -73,18 +96,22 @@ class Decoder(nn.Module):
         """Return the logits of hidden rows, [R, V]."""
         return ops.linear(hidden_RK, self.lm_head_weight)
 
-    def _angles(self, positions_R: Tensor) -> tuple[Tensor, Tensor]:
-        """Look up cosines and sines [R, D/2] of absolute positions, which are the CPU's: nothing waits for a GPU."""
-        blocks = range(int(positions_R.max()) // TABLE_BLOCK + 1)
-        tables = [self.config.rope.table(block) for block in blocks]
-        cos, sin = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*tables, strict=True))
-        angles = (table[positions_R].to(self.dtype) for table in (cos, sin))
-        cos_RD, sin_RD = (angle_RD.to(self.device, non_blocking=True) for angle_RD in angles)
-        return cos_RD, sin_RD
+    def _tables(self, positions_R: Tensor) -> Angles:
+        """Return cosines and sines of all positions up to the greatest of the rows, [positions, D/2]."""
+        return self.config.rope.tables(int(positions_R.max()) // TABLE_BLOCK + 1)
 
-
-Emit = Callable[[int, str, Tensor], Tensor]
-Angles = tuple[Tensor, Tensor]
+    def _program(self, cache: KVCache) -> Any:
+        """Return the forward as one program of the backend that holds the cache; None if it has none."""
+        compile_program = getattr(getattr(cache, "memory", None), "compile_program", None)
+        if compile_program is None:
+            return None
+        held = self.__dict__.get("_compiled")
+        if held is None or not held.valid():
+            recording = Recording()
+            tokens, angle = Symbol(recording, -1, 0), Symbol(recording, -1, 0)
+            self._forward(tokens, (angle, angle), RecordedRows(), RecordedCache(), ())  # type: ignore[arg-type]
+            self.__dict__["_compiled"] = held = compile_program(recording)
+        return held
 
 
 class _Body(nn.Module):

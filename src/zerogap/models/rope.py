@@ -47,12 +47,24 @@ class Rope:
         """Return cosines and sines [TABLE_BLOCK, D/2] of positions from ``block * TABLE_BLOCK``, float32."""
         return _table(self, block)
 
+    def tables(self, blocks: int) -> tuple[Tensor, Tensor]:
+        """Return the tables of the first ``blocks`` blocks as one, [blocks * TABLE_BLOCK, D/2]."""
+        return _tables(self, blocks)
+
 
 @lru_cache(maxsize=256)
 def _table(rope: Rope, block: int) -> tuple[Tensor, Tensor]:
     position = torch.arange(block * TABLE_BLOCK, (block + 1) * TABLE_BLOCK, dtype=torch.float32)
     angle = position.unsqueeze(1) * torch.tensor(rope.inverse_frequencies, dtype=torch.float32)
     return angle.cos().mul_(rope.scale), angle.sin().mul_(rope.scale)
+
+
+@lru_cache(maxsize=4)
+def _tables(rope: Rope, blocks: int) -> tuple[Tensor, Tensor]:
+    if blocks == 1:
+        return _table(rope, 0)
+    cos, sin = (torch.cat(parts) for parts in zip(*(_table(rope, block) for block in range(blocks)), strict=True))
+    return cos, sin
 
 
 def read_rope(values: dict[str, Any], head_dim: int, max_positions: int, where: str) -> Rope:

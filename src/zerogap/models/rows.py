@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from zerogap import ops
 from zerogap.models.config import ModelConfig
+from zerogap.ops import backend
+
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -76,35 +80,30 @@ class PagedCache:
         num_pages: int,
         page_size: int,
         dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
+        device: torch.device = _CPU,
     ):
-        shape = (config.num_layers, config.num_kv_heads, num_pages * page_size, config.head_dim)
         self.page_size = page_size
         self.num_pages = num_pages
-        self._keys = torch.zeros(shape, dtype=dtype, device=device)
-        self._values = torch.zeros(shape, dtype=dtype, device=device)
+        kind = backend.on(device, dtype).KVMemory
+        sizes = (config.num_layers, num_pages, page_size, config.num_kv_heads, config.head_dim, dtype)
+        self.memory = kind(*sizes) if device.type == "cpu" else kind(*sizes, device)
 
     @staticmethod
-    def page_bytes(config: ModelConfig, page_size: int, dtype: torch.dtype = torch.float32) -> int:
+    def page_bytes(
+        config: ModelConfig, page_size: int, dtype: torch.dtype = torch.float32, device: torch.device = _CPU
+    ) -> int:
         """Return the memory of one page over all layers, in bytes."""
-        return 2 * config.num_layers * config.num_kv_heads * page_size * config.head_dim * dtype.itemsize
+        kind = backend.on(device, dtype).KVMemory
+        return kind.page_bytes(config.num_layers, page_size, config.num_kv_heads, config.head_dim, dtype)
 
-    def update(self, layer: int, k_RGD: Tensor, v_RGD: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Store the rows' keys and values; return all of the layer's, [slots, G, D]."""
-        keys, values = self._keys[layer], self._values[layer]
-        slots_R = rows.slots_on(keys.device)
-        keys.index_copy_(1, slots_R, k_RGD.transpose(0, 1))
-        values.index_copy_(1, slots_R, v_RGD.transpose(0, 1))
-        return keys.transpose(0, 1), values.transpose(0, 1)
+    def update(self, layer: int, k_RGD: Tensor, v_RGD: Tensor, rows: Rows) -> tuple[Any, Any]:
+        """Store the rows' keys and values; return what ``ops.attention`` takes as all of the layer's."""
+        return self.memory.store(layer, rows.slots_on(k_RGD.device), k_RGD, v_RGD)
 
     def clear_pages(self, pages: Sequence[int]) -> None:
         """Zero freed pages, so that nothing of one sequence is left for the next."""
-        if not pages:
-            return
-        shape = (*self._keys.shape[:2], self.num_pages, -1)
-        index = torch.tensor(list(pages), device=self._keys.device)
-        self._keys.view(shape).index_fill_(2, index, 0.0)
-        self._values.view(shape).index_fill_(2, index, 0.0)
+        if pages:
+            self.memory.clear(pages)
 
 
 class PackedCache:

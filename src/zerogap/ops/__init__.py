@@ -15,6 +15,7 @@ from zerogap.ops.plan import AttentionPlan, Chunk
 from zerogap.ops.portable.linear import segment_count
 from zerogap.ops.portable.logprob import TokenLogprobs
 from zerogap.ops.portable.sampling import Sampled, SamplerRows, uniform
+from zerogap.ops.record import CacheLayer, Symbol
 
 __all__ = [
     "AttentionPlan",
@@ -57,12 +58,18 @@ def silu_mul(gate_RI: Tensor, up_RI: Tensor) -> Tensor:
 
 def embedding(ids_R: Tensor, weight_VK: Tensor) -> Tensor:
     """Return the rows of ``weight_VK`` that ``ids_R`` names."""
-    return backend.of(weight_VK).embedding(ids_R, weight_VK)
+    whose = ids_R if isinstance(ids_R, Symbol) else weight_VK
+    return backend.of(whose).embedding(ids_R, weight_VK)
 
 
 def attention(q_RHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
-    """Return causal attention of each row over its own sequence's keys, which lie in slots."""
-    return backend.of(q_RHD).attention(q_RHD, k_SGD, v_SGD, plan, scale)
+    """Return causal attention of each row over its own sequence's keys, which lie in slots.
+
+    Keys and values are rows by slot [S, G, D], or what a ``KVMemory`` returned in their place.
+    """
+    if isinstance(k_SGD, Tensor | CacheLayer):
+        return backend.of(q_RHD).attention(q_RHD, k_SGD, v_SGD, plan, scale)
+    return k_SGD.attention(q_RHD, plan, scale)
 
 
 def token_logprobs(

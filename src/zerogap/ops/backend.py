@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from zerogap.errors import UsageError, nearest
+from zerogap.ops import record
+from zerogap.ops.record import Symbol
 
 CPU_BACKENDS = ("native", "portable")
 _INTERPRETED = "triton"
@@ -79,11 +81,32 @@ def native_missing() -> str | None:
     return None
 
 
-def of(x: Tensor) -> ModuleType:
-    """Return the backend that computes with ``x``."""
-    if x.dtype == torch.float64:
-        return _module("portable")
-    return _module("triton" if x.is_cuda else cpu_backend())
+def cpu_path() -> str:
+    """Return which instruction set the native kernels use: avx512, avx2 or generic, all with the same bits."""
+    return str(importlib.import_module("zerogap_kernels").path())
+
+
+def describe() -> str:
+    """Return the CPU backend in words, with the reason where the native one is not here."""
+    if cpu_backend() == "native":
+        return f"native ({cpu_path()})"
+    missing = native_missing()
+    return f"portable ({missing})" if missing else "portable"
+
+
+def of(x: Tensor | Symbol) -> ModuleType:
+    """Return the backend that computes with ``x``; for a symbol, what notes ops down."""
+    return record if isinstance(x, Symbol) else on(x.device, x.dtype)
+
+
+def on(device: torch.device, dtype: torch.dtype) -> ModuleType:
+    """Return the backend that computes with tensors of a type on a device."""
+    return _module("triton") if device.type == "cuda" and dtype != torch.float64 else of_dtype(dtype)
+
+
+def of_dtype(dtype: torch.dtype) -> ModuleType:
+    """Return the backend that computes with CPU tensors of a type."""
+    return _module("portable" if dtype == torch.float64 else cpu_backend())
 
 
 @cache

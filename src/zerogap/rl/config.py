@@ -74,7 +74,7 @@ class ModelSection(Section):
     )
     backend: Literal["auto", "native", "portable"] = Field(
         default="auto",
-        description="what computes, on both sides: native = the CPU kernels of zerogap-kernels, portable = plain torch; "
+        description="what computes on both sides: native = the CPU kernels of zerogap-kernels, portable = torch; "
         "auto = native if it is installed",
     )
     device: str = Field(

@@ -336,5 +336,5 @@ def describe(run: Run) -> str:
     parameters = sum(weight.numel() for weight in run.decoder.parameters())
     return (
         f"{run.config.model.path}: {shape.family}, {parameters:,} parameters, {run.config.model.dtype}, "
-        f"{torch.get_num_threads()} threads, row law proved; run folder {run.folder}"
+        f"{backend.describe()} backend, {torch.get_num_threads()} threads; run folder {run.folder}"
     )

@@ -13,7 +13,7 @@ from zerogap.models.config import ModelConfig
 from zerogap.models.decoder import Decoder
 from zerogap.models.rows import PackedCache, Rows
 from zerogap.models.weights import weights_digest
-from zerogap.numerics import NUMERICS_VERSION
+from zerogap.numerics import NUMERICS_VERSION, kernels_digest
 from zerogap.ops import ambient, backend
 from zerogap.trainer.optimiser import Optimiser, OptimiserSettings
 
@@ -24,10 +24,12 @@ _EVERY = 9  # of so many rows one gets a log-prob: the LM head runs on chunks, h
 
 
 def environment(device: torch.device = _CPU) -> dict[str, Any]:
-    """Return what may change bits: numerics version, torch version, device, CPU path, thread count."""
+    """Return what may change bits: numerics version, backend, kernels, torch version, device, CPU path, threads."""
+    name = backend.cpu_backend() if device.type == "cpu" else backend.name_on(device)
     return {
         "numerics_version": NUMERICS_VERSION,
-        "backend": backend.cpu_backend() if device.type == "cpu" else backend.name_on(device),
+        "backend": name,
+        "kernels": kernels_digest() if name == "native" else None,
         **({} if device.type == "cpu" else {"gpu": torch.cuda.get_device_name(device)}),
         "torch": torch.__version__,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),

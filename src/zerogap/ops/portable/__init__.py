@@ -6,6 +6,7 @@ repeatable one.
 
 from zerogap.ops.plan import AttentionPlan, Chunk
 from zerogap.ops.portable.attention import attention
+from zerogap.ops.portable.cache import KVMemory
 from zerogap.ops.portable.linear import linear, segment_count
 from zerogap.ops.portable.logprob import TokenLogprobs, sample, token_logprobs
 from zerogap.ops.portable.norm import embedding, rms_norm, rotary, silu_mul
@@ -14,6 +15,7 @@ from zerogap.ops.portable.sampling import LogDistribution, Sampled, SamplerRows,
 __all__ = [
     "AttentionPlan",
     "Chunk",
+    "KVMemory",
     "LogDistribution",
     "Sampled",
     "SamplerRows",

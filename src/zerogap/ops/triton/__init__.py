@@ -4,6 +4,7 @@ The names are those of ``zerogap.ops.portable``. Importing this package imports 
 """
 
 from zerogap.ops.plan import Chunk
+from zerogap.ops.portable.cache import KVMemory
 from zerogap.ops.triton.linear import linear, segment_count
 from zerogap.ops.triton.logprob import TokenLogprobs, sample, token_logprobs
 from zerogap.ops.triton.norm import add_rms_norm, rms_norm
@@ -17,6 +18,7 @@ from zerogap.ops.triton.table import choices
 __all__ = [
     "AttentionPlan",
     "Chunk",
+    "KVMemory",
     "LogDistribution",
     "SamplerRows",
     "TokenLogprobs",

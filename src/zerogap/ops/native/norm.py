@@ -1,0 +1,85 @@
+"""RMSNorm, gated SiLU and token embedding by the kernels, forward and backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import zerogap_kernels as kernels
+from zerogap.ops.native.packed import plain, rows
+
+
+def rms_norm(x: Tensor, weight_K: Tensor, eps: float) -> Tensor:
+    """Return ``x / sqrt(mean(x^2) + eps) * weight_K`` over the last dimension."""
+    return _RMSNorm.apply(x, weight_K, eps)
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_K: Tensor, eps: float) -> Tensor:
+        ctx.save_for_backward(x, weight_K)
+        ctx.eps = eps
+        y = x.new_empty(x.shape)
+        kernels.rms_norm(_as_rows(x), plain(weight_K), eps, _as_rows(y), torch.get_num_threads())
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight_K = ctx.saved_tensors
+        grad_x, grad_weight = x.new_empty(x.shape), torch.zeros_like(weight_K)
+        kernels.rms_norm_backward(
+            _as_rows(x), plain(weight_K), ctx.eps, _as_rows(grad), _as_rows(grad_x), grad_weight, False,
+            torch.get_num_threads(),
+        )  # fmt: skip
+        return grad_x, grad_weight, None
+
+
+def silu_mul(gate_RI: Tensor, up_RI: Tensor) -> Tensor:
+    """Return ``silu(gate) * up``, shape [R, I]."""
+    return _SiluMul.apply(gate_RI, up_RI)
+
+
+class _SiluMul(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate_RI: Tensor, up_RI: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_RI, up_RI)
+        y_RI = gate_RI.new_empty(gate_RI.shape)
+        kernels.silu_mul(rows(gate_RI), rows(up_RI), y_RI, torch.get_num_threads())
+        return y_RI
+
+    @staticmethod
+    def backward(ctx: Any, grad_RI: Tensor) -> tuple[Tensor, Tensor]:
+        gate_RI, up_RI = ctx.saved_tensors
+        grad_gate, grad_up = grad_RI.new_empty(grad_RI.shape), grad_RI.new_empty(grad_RI.shape)
+        kernels.silu_mul_backward(
+            rows(gate_RI), rows(up_RI), rows(grad_RI), grad_gate, grad_up, torch.get_num_threads()
+        )
+        return grad_gate, grad_up
+
+
+def embedding(ids_R: Tensor, weight_VK: Tensor) -> Tensor:
+    """Return the rows of ``weight_VK`` that ``ids_R`` names, [R, K]; the gradient adds rows up in a fixed order."""
+    return _Embedding.apply(ids_R, weight_VK)
+
+
+class _Embedding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, ids_R: Tensor, weight_VK: Tensor) -> Tensor:
+        ctx.save_for_backward(ids_R)
+        ctx.shape = weight_VK.shape
+        y_RK = weight_VK.new_empty(len(ids_R), weight_VK.shape[1], dtype=torch.float32)
+        kernels.embedding(ids_R, rows(weight_VK), y_RK, torch.get_num_threads())
+        return y_RK
+
+    @staticmethod
+    def backward(ctx: Any, grad_RK: Tensor) -> tuple[None, Tensor]:
+        (ids_R,) = ctx.saved_tensors
+        grad_weight = grad_RK.new_zeros(ctx.shape)
+        kernels.embedding_backward(ids_R, rows(grad_RK), grad_weight, torch.get_num_threads())
+        return None, grad_weight
+
+
+def _as_rows(x: Tensor) -> Tensor:
+    return rows(x.flatten(0, -2)) if x.dim() != 2 else rows(x)
