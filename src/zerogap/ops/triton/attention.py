@@ -155,7 +155,8 @@ def configs(target: Target) -> Iterator[KernelConfig]:
                     function=attention_kernel,
                     signature={
                         "q_RHD": f"*{short}", "k": f"*{short}", "v": f"*{short}", "out_RHD": f"*{goal}",
-                        "held_RHD": "*fp32", "log_sum_RH": "*fp32", "tiles_T4": "*i32", "table_SP": "*i32", "length_S": "*i32",
+                        "held_RHD": "*fp32", "log_sum_RH": "*fp32", "tiles_T4": "*i32", "table_SP": "*i32",
+                        "length_S": "*i32",
                         "scale": "fp32", "slot_units": "i32", "group_units": "i64", "table_width": "i32",
                         "rows": "i32",
                     },
