@@ -216,6 +216,9 @@ def certify(
     ops: Annotated[
         str, typer.Option("--ops", help="zerogap: prove ours; torch: show which of torch's own break the row law.")
     ] = "zerogap",
+    backend: Annotated[
+        str, typer.Option("--backend", help="native, portable, or auto for the one that `zerogap train` would use.")
+    ] = "auto",
     full: Annotated[bool, typer.Option("--full/--quick", help="More shapes and sequences.")] = False,
     output: Annotated[
         Path | None, typer.Option("--output", help="Certificate file; else the certificate folder.")
@@ -234,7 +237,7 @@ def certify(
     prepare_environment()
     from zerogap.certify.command import certify_command
 
-    raise typer.Exit(certify_command(model, ops, full, json, output))
+    raise typer.Exit(certify_command(model, ops, backend, full, json, output))
 
 
 @app.command()

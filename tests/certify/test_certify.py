@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 import zerogap.certify.command
-import zerogap.ops.portable
 from tests.support import config_values
+from zerogap import ops
 from zerogap.certify.attention import check_attention
 from zerogap.certify.rows import THREADS, check_rows
-from zerogap.certify.subjects import Subject, control_subject, portable_subjects, torch_subjects
+from zerogap.certify.subjects import Subject, control_subject, our_subjects, torch_subjects
 from zerogap.cli import run
 from zerogap.facts.certificate import (
     certificates,
@@ -27,7 +27,6 @@ from zerogap.facts.certificate import (
 )
 from zerogap.models.config import ModelConfig
 from zerogap.numerics import code_digest
-from zerogap.ops import portable as ops
 from zerogap.ops.portable.elementwise import tree_sum
 
 CONFIG = ModelConfig.from_dict(config_values())
@@ -87,7 +86,7 @@ def test_planted_fault_is_found_at_its_smallest(fault: Callable[[Tensor], Tensor
 
 
 def test_our_ops_hold_and_the_control_does_not() -> None:
-    assert all(check_rows(subject, full=False).broken is None for subject in portable_subjects(CONFIG))
+    assert all(check_rows(subject, full=False).broken is None for subject in our_subjects(CONFIG))
     assert check_rows(control_subject(CONFIG), full=False).broken is not None
 
 
@@ -98,7 +97,7 @@ def test_attention_fault_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def by_chunk(q: Tensor, k: Tensor, v: Tensor, plan: object, scale: float) -> Tensor:
         return honest(q, k, v, plan, scale) * (1 + 1e-6 * (q.shape[0] == 8))
 
-    monkeypatch.setattr(zerogap.ops.portable, "attention", by_chunk)
+    monkeypatch.setattr(ops, "attention", by_chunk)
     broken = check_attention(CONFIG, full=False).broken
     assert broken is not None
     assert "chunks of 7" in broken.company
@@ -140,7 +139,7 @@ def test_a_fault_ends_in_exit_code_1(
     data_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     subject = Subject("q_proj", 64, neighbour_dependent)
-    monkeypatch.setattr(zerogap.certify.command, "portable_subjects", lambda config: [subject])
+    monkeypatch.setattr(zerogap.certify.command, "our_subjects", lambda config: [subject])
     monkeypatch.setattr(zerogap.certify.command, "check_end_to_end", lambda *arguments: [])
     before = torch.get_num_threads()
     assert run(["certify", "--json"]) == 1
@@ -182,7 +181,7 @@ def test_cpu_identity_reads_both_forms(tmp_path: Path) -> None:
 
 
 def test_full_form_has_more_of_everything() -> None:
-    subject = portable_subjects(CONFIG)[0]
+    subject = our_subjects(CONFIG)[0]
     quick, full = (check_rows(subject, full) for full in (False, True))
     assert full.comparisons > 2 * quick.comparisons
     assert dataclasses.is_dataclass(full)

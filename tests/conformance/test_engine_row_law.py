@@ -15,10 +15,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
+from zerogap import ops
 from zerogap.engine import Completion, Request, SamplingParams
 from zerogap.models import decoder as decoder_module
 from zerogap.models.rows import Rows
-from zerogap.ops import portable as ops
 from zerogap.rl.custom import Transcript
 from zerogap.rl.rollout import Rollout, train_sequence
 from zerogap.rl.tasks import Prompt

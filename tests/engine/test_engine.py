@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from zerogap.engine import suppressed_ids
-from zerogap.engine.sampler import most_probable
 from zerogap.errors import UsageError
 from zerogap.models.weights import weights_digest
+from zerogap.ops.portable.sampling import most_probable
 
 from ..support import random_decoder
 from .build import LetterTokenizer, make_engine, request

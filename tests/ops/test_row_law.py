@@ -14,6 +14,7 @@ from tests.support import same_bits
 from zerogap.errors import NotHeldError
 from zerogap.ops import portable as ops
 from zerogap.ops.portable import selftest
+from zerogap.ops.portable.attention import Tiles
 from zerogap.ops.portable.elementwise import blocked_sum, exp, log, sigmoid, tree_sum
 from zerogap.ops.portable.linear import tiled_product
 
@@ -222,12 +223,13 @@ def plain_attention(
 ) -> Tensor:
     """Attention row by row in equal parts of ``parts(keys of the row, longest of the batch)`` keys, added in order."""
     share = q.shape[1] // keys.shape[1]
-    rows, positions = plan.rows_TQ.flatten()[plan.place_R], plan.positions_TQ.flatten()[plan.place_R].tolist()
-    sequences = plan.sequence_T.repeat_interleave(plan.rows_TQ.shape[1])[plan.place_R].tolist()
+    tiles = Tiles.build(plan.chunks, plan.page_size)
+    rows, positions = tiles.rows_TQ.flatten()[tiles.place_R], tiles.positions_TQ.flatten()[tiles.place_R].tolist()
+    sequences = tiles.sequence_T.repeat_interleave(tiles.rows_TQ.shape[1])[tiles.place_R].tolist()
     assert rows.tolist() == list(range(len(q)))
     out = []
     for row, (sequence, position) in enumerate(zip(sequences, positions, strict=True)):
-        slots = plan.slots_SL[sequence, : position + 1]
+        slots = tiles.slots_SL[sequence, : position + 1]
         k, v = (x[slots].repeat_interleave(share, 1) for x in (keys, values))
         scores = (q[row] * scale * k).cumsum(2)[..., -1]
         weights = exp(scores - scores.amax(0))

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from zerogap import ops
 from zerogap.certify.rows import THREADS, Break, RowVerdict, torch_threads
 from zerogap.models.config import ModelConfig
-from zerogap.ops import portable as ops
 
 _LENGTHS_QUICK = (1, 31, 32, 33, 70)
 _LENGTHS_FULL = (1, 2, 7, 8, 9, 31, 32, 33, 63, 64, 65, 96, 97, 200)

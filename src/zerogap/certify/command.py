@@ -18,7 +18,7 @@ from rich.table import Table
 from zerogap import __version__
 from zerogap.certify.attention import check_attention
 from zerogap.certify.rows import THREADS, RowVerdict, check_rows
-from zerogap.certify.subjects import control_subject, portable_subjects, torch_subjects
+from zerogap.certify.subjects import control_subject, our_subjects, torch_subjects
 from zerogap.certify.whole import (
     WholeVerdict,
     check_end_to_end,
@@ -34,7 +34,7 @@ from zerogap.models.hub import resolve_model
 from zerogap.models.tokenizer import load_tokenizer
 from zerogap.models.weights import load_decoder
 from zerogap.numerics import NUMERICS_VERSION, code_digest
-from zerogap.ops import ambient
+from zerogap.ops import ambient, backend
 from zerogap.threads import thread_count
 
 SCHEMA, SCHEMA_VERSION = "zerogap.certify", 1
@@ -61,20 +61,23 @@ class Line:
         return Line(verdict.name, verdict.comparisons, verdict.holds, verdict.detail)
 
 
-def certify_command(model: str, ops: str, full: bool, as_json: bool, output: Path | None) -> int:
+def certify_command(model: str, ops: str, backend_name: str, full: bool, as_json: bool, output: Path | None) -> int:
     """Run ``zerogap certify``; return its exit code.
 
     Args:
         model: folder, hub name or ``builtin:tiny-qwen3``.
         ops: ``zerogap`` certifies ours; ``torch`` shows which of torch's own ops break the row law.
+        backend_name: which backend to certify; ``auto`` is the one that a run would use.
         full: more shapes and sequences.
         as_json: one JSON object on stdout.
         output: where the certificate goes; None = the certificate folder.
 
     Raises:
-        UsageError: the model cannot be read.
+        UsageError: the model cannot be read, or the backend is not here.
     """
     torch.set_num_threads(thread_count())
+    if backend_name != "auto":
+        backend.choose(backend_name, "--backend")
     folder = resolve_model(model)
     config = ModelConfig.from_folder(folder)
     show: Callable[[str], None] = (lambda text: None) if as_json else message
@@ -95,7 +98,7 @@ def _lines(folder: Path, config: ModelConfig, full: bool, show: Callable[[str], 
     found = control.broken is not None
     detail = f"found: {control.broken}" if found else "an op made to break the law passed: these tests prove nothing"
     lines = [Line("negative control: K split by row count", control.comparisons, found, detail)]
-    for subject in portable_subjects(config):
+    for subject in our_subjects(config):
         show(f"row law of {subject.name} ...")
         lines.append(Line.of_rows(check_rows(subject, full)))
     show("row law of attention ...")
@@ -127,7 +130,7 @@ def _certificate(model: str, config: ModelConfig, lines: list[Line], full: bool)
             "software": {
                 "zerogap": __version__,
                 "numerics_version": NUMERICS_VERSION,
-                "backend": "cpu-portable",
+                "backend": f"cpu-{backend.cpu_backend()}",
                 "code_digest": code_digest(),
                 "torch": torch.__version__,
                 "cpu_capability": torch.backends.cpu.get_cpu_capability(),

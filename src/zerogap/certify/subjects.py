@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from zerogap import ops
 from zerogap.models.config import ModelConfig
-from zerogap.ops import portable as ops
 
 RowOp = Callable[[Tensor], Tensor]
 
@@ -24,8 +24,8 @@ class Subject:
     run: RowOp
 
 
-def portable_subjects(config: ModelConfig) -> list[Subject]:
-    """Return the portable ops of a model's forward, embedding and attention apart."""
+def our_subjects(config: ModelConfig) -> list[Subject]:
+    """Return the ops of a model's forward, embedding and attention apart."""
     hidden, inner, heads, size = config.hidden_size, config.intermediate_size, config.num_heads, config.head_dim
     width, kv_width = heads * size, config.num_kv_heads * size
     vocab = config.vocab_size
@@ -52,9 +52,9 @@ def portable_subjects(config: ModelConfig) -> list[Subject]:
         Subject("silu_mul", inner, lambda x: ops.silu_mul(x, x.flip(1))),
         linear("down_proj", inner, hidden, ops.segment_count(inner)),
         linear("lm_head", hidden, vocab),
-        Subject("log_distribution", vocab, lambda x: _table(x, ops.SamplerRows.uniform_settings(len(x)))),
-        Subject("kept sets", vocab, lambda x: _table(x, ops.SamplerRows.uniform_settings(len(x), 0.7, 20, 0.9, 0.02))),
         Subject("token_logprob", hidden, lambda x: _token_logprob(x, head)),
+        Subject("kept sets", hidden, lambda x: _kept_sets(x, head)),
+        Subject("sample", hidden, lambda x: _sample(x, head)),
     ]
 
 
@@ -99,13 +99,24 @@ def _heads(x: Tensor, size: int, run: RowOp) -> Tensor:
     return run(x.unflatten(1, (-1, size))).flatten(1)
 
 
-def _table(x: Tensor, settings: ops.SamplerRows) -> Tensor:
-    return ops.log_distribution(3 * x, settings).logprob_RV
-
-
 def _token_logprob(x: Tensor, head: Tensor) -> Tensor:
     settings = ops.SamplerRows.uniform_settings(len(x), 0.8)
     return ops.token_logprobs(x, head, torch.full((len(x),), 1), settings).logprob_R.unsqueeze(1)
+
+
+def _kept_sets(x: Tensor, head: Tensor) -> Tensor:
+    """Return the log-prob of one token and the sizes of the kept sets under top-k, top-p and min-p together."""
+    settings = ops.SamplerRows.uniform_settings(len(x), 0.7, 20, 0.9, 0.02)
+    scored = ops.token_logprobs(3 * x, head, torch.full((len(x),), 1), settings, want_kept=True)
+    assert scored.kept is not None
+    digests = [-1.0 if kept is None else float(kept.sum()) for kept in scored.kept]
+    return torch.stack((scored.logprob_R, torch.tensor(digests)), 1)
+
+
+def _sample(x: Tensor, head: Tensor) -> Tensor:
+    settings = ops.SamplerRows.uniform_settings(len(x), 0.9, 0, 0.95)
+    sampled = ops.sample(3 * x, head, settings, torch.full((len(x),), 0.625, dtype=torch.float64))
+    return torch.stack((sampled.token_R.to(torch.float32), sampled.logprob_R), 1)
 
 
 def _normal(*shape: int) -> Tensor:

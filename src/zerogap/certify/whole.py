@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from zerogap import ops
 from zerogap.certify.rows import THREADS, torch_threads
 from zerogap.engine import Completion, Engine, EngineConfig, Request, SamplingParams
 from zerogap.models.config import ModelConfig
 from zerogap.models.decoder import Decoder
 from zerogap.models.tokenizer import Tokenizer
 from zerogap.ops import ambient
-from zerogap.ops import portable as ops
 from zerogap.trainer import SequenceSampler, TrainSequence, score
 from zerogap.trainer.fingerprint import fingerprint
 

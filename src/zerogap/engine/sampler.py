@@ -7,13 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from zerogap import ops
 from zerogap.engine.params import suppressed_ids
 from zerogap.engine.sequence import Sequence, TopLogprobs
 from zerogap.models.decoder import Decoder
-from zerogap.ops import portable as ops
-
-_BLOCK_ELEMENTS = 2**24
-"""Logits computed at a time: bounds memory; rows are independent, so the cut has no effect on them."""
 
 
 class Draws(NamedTuple):
@@ -32,25 +29,12 @@ def draw_next(decoder: Decoder, hidden_RK: Tensor, sequences: list[Sequence]) ->
         hidden_RK: one row per sequence.
         sequences: in row order.
     """
-    draws = Draws([], [], [])
-    settings = sampler_rows(sequences)
-    uniform_R = _uniform(sequences)
-    block = max(1, _BLOCK_ELEMENTS // decoder.config.vocab_size)
-    for first in range(0, len(sequences), block):
-        rows = slice(first, first + block)
-        distribution = ops.log_distribution(decoder.logits(hidden_RK[rows]), settings[rows])
-        token_R = ops.draw(distribution, uniform_R[rows])
-        draws.tokens.extend(token_R.tolist())
-        draws.logprobs.extend(distribution.logprobs_of(token_R).tolist())
-        counts = [sequence.params.logprobs for sequence in sequences[rows]]
-        if any(counts):
-            logprob_RV = distribution.logprob_RV
-            draws.top_logprobs.extend(
-                most_probable(logprob_RV[row], count) if count else None for row, count in enumerate(counts)
-            )
-        else:
-            draws.top_logprobs.extend([None] * len(counts))
-    return draws
+    counts = [sequence.params.logprobs for sequence in sequences]
+    sampled = ops.sample(
+        hidden_RK, decoder.lm_head_weight, sampler_rows(sequences), _uniform(sequences), counts if any(counts) else None
+    )
+    top = sampled.top or [None] * len(sequences)
+    return Draws(sampled.token_R.tolist(), sampled.logprob_R.tolist(), top)
 
 
 def sampler_rows(sequences: list[Sequence]) -> ops.SamplerRows:
@@ -68,14 +52,6 @@ def sampler_rows(sequences: list[Sequence]) -> ops.SamplerRows:
         min_p_R=torch.tensor([p.min_p for p in params], dtype=torch.float64),
         suppressed=suppressed,
     )
-
-
-def most_probable(logprob_V: Tensor, count: int) -> TopLogprobs:
-    """Return the ``count`` most probable tokens that can be sampled, highest first, equal ones by lower id."""
-    least = logprob_V.topk(min(count, len(logprob_V))).values[-1]
-    ids = ((logprob_V >= least) & (logprob_V > -torch.inf)).nonzero()[:, 0]
-    values, order = logprob_V[ids].sort(descending=True, stable=True)
-    return tuple(zip(ids[order][:count].tolist(), values[:count].tolist(), strict=True))
 
 
 def _uniform(sequences: list[Sequence]) -> Tensor:

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from zerogap import ops
 from zerogap.models.config import ModelConfig
 from zerogap.models.rope import TABLE_BLOCK
 from zerogap.models.rows import Rows
-from zerogap.ops import portable as ops
 
 # (layer, op, rows) -> rows; layer -1 is the embedding, layer num_layers the final norm.
 Hook = Callable[[int, str, Tensor], Tensor]

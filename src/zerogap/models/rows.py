@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from zerogap import ops
 from zerogap.models.config import ModelConfig
-from zerogap.ops import portable as ops
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,7 @@ class Rows:
         plan = ops.AttentionPlan.build(
             [ops.Chunk(rows.start, len(rows.tokens), rows.block_table) for rows in sequences], page_size
         )
-        count = torch.tensor([len(rows.tokens) for rows in sequences])
-        start = torch.tensor([rows.start for rows in sequences])
-        owner = torch.repeat_interleave(torch.arange(len(sequences)), count)
-        positions = torch.arange(len(tokens)) - (count.cumsum(0) - count)[owner] + start[owner]
-        return Rows(tokens, positions, plan.slots_SL[owner, positions], plan)
+        return Rows(tokens, plan.positions_R, plan.slots_R, plan)
 
     @staticmethod
     def packed(sequences: Sequence[Sequence[int]]) -> Rows:

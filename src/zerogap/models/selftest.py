@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from zerogap.models.config import ModelConfig
+from zerogap.ops import backend, segment_count
 from zerogap.ops.ambient import require_subnormals
-from zerogap.ops.portable import segment_count
 from zerogap.ops.portable.selftest import ProductShape, attention_shapes, linear_shape, prove_products, prove_scans
 
 
@@ -33,6 +33,8 @@ def prove_row_law(config: ModelConfig, dtype: torch.dtype = torch.float32) -> in
         UsageError: a thread flushes subnormal numbers to zero.
     """
     require_subnormals()
+    if backend.cpu_backend() == "native" and dtype == torch.float32:
+        return 0  # no library product stands on its log-prob path
     shapes = product_shapes(config)
     prove_products(shapes, dtype)
     prove_scans(config.vocab_size)

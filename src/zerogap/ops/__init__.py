@@ -1,4 +1,79 @@
 """Ops that keep the row law: the bits of a row depend on that row alone, never on its company.
 
-One interface, several backends: ``zerogap.ops.portable`` is plain torch and runs wherever torch runs.
+One interface, several backends: ``zerogap.ops.portable`` is plain torch and runs wherever torch runs,
+``zerogap.ops.native`` calls the CPU kernels of the package ``zerogap-kernels``. ``zerogap.ops.backend`` says which
+serves; both sides of a run call these functions and so get the same one. See `zerogap.ops.portable` for what each
+function takes and returns.
 """
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from zerogap.ops import backend
+from zerogap.ops.plan import AttentionPlan, Chunk
+from zerogap.ops.portable.linear import segment_count
+from zerogap.ops.portable.logprob import TokenLogprobs
+from zerogap.ops.portable.sampling import Sampled, SamplerRows, uniform
+
+__all__ = [
+    "AttentionPlan",
+    "Chunk",
+    "Sampled",
+    "SamplerRows",
+    "TokenLogprobs",
+    "attention",
+    "embedding",
+    "linear",
+    "rms_norm",
+    "rotary",
+    "sample",
+    "segment_count",
+    "silu_mul",
+    "token_logprobs",
+    "uniform",
+]
+
+
+def linear(x_RK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None, segments: int = 1) -> Tensor:
+    """Return ``x_RK @ weight_NK.T + bias_N``."""
+    return backend.of(x_RK).linear(x_RK, weight_NK, bias_N, segments)
+
+
+def rms_norm(x: Tensor, weight_K: Tensor, eps: float) -> Tensor:
+    """Return ``x / sqrt(mean(x^2) + eps) * weight_K`` over the last dimension."""
+    return backend.of(x).rms_norm(x, weight_K, eps)
+
+
+def rotary(x_RHD: Tensor, cos_RD: Tensor, sin_RD: Tensor) -> Tensor:
+    """Rotate the halves of each head by its row's angles."""
+    return backend.of(x_RHD).rotary(x_RHD, cos_RD, sin_RD)
+
+
+def silu_mul(gate_RI: Tensor, up_RI: Tensor) -> Tensor:
+    """Return ``silu(gate) * up``."""
+    return backend.of(gate_RI).silu_mul(gate_RI, up_RI)
+
+
+def embedding(ids_R: Tensor, weight_VK: Tensor) -> Tensor:
+    """Return the rows of ``weight_VK`` that ``ids_R`` names."""
+    return backend.of(weight_VK).embedding(ids_R, weight_VK)
+
+
+def attention(q_RHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+    """Return causal attention of each row over its own sequence's keys, which lie in slots."""
+    return backend.of(q_RHD).attention(q_RHD, k_SGD, v_SGD, plan, scale)
+
+
+def token_logprobs(
+    hidden_RK: Tensor, lm_head_VK: Tensor, target_R: Tensor, settings: SamplerRows, want_kept: bool = False
+) -> TokenLogprobs:
+    """Return the log-prob of ``target_R`` under each row's distribution, as the engine would have recorded it."""
+    return backend.of(hidden_RK).token_logprobs(hidden_RK, lm_head_VK, target_R, settings, want_kept)
+
+
+def sample(
+    hidden_RK: Tensor, lm_head_VK: Tensor, settings: SamplerRows, uniform_R: Tensor, top: list[int] | None = None
+) -> Sampled:
+    """Draw each row's next token, with its log-prob and the ``top`` most probable tokens."""
+    return backend.of(hidden_RK).sample(hidden_RK, lm_head_VK, settings, uniform_R, top)

@@ -72,6 +72,11 @@ class ModelSection(Section):
     dtype: Literal["float32"] = Field(
         default="float32", description="number format of weights and arithmetic; others are refused"
     )
+    backend: Literal["auto", "native", "portable"] = Field(
+        default="auto",
+        description="what computes, on both sides: native = the CPU kernels of zerogap-kernels, portable = plain torch; "
+        "auto = native if it is installed",
+    )
     max_positions: int | None = Field(
         default=None, ge=1, description="longest prompt plus completion, tokens; unset = what the model allows"
     )

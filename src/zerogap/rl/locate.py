@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from zerogap import ops
 from zerogap.engine import Engine, ScheduleTrace, replay
 from zerogap.models.decoder import Decoder
 from zerogap.models.rows import PackedCache, Rows
 from zerogap.models.weights import tensor_digests
 from zerogap.ops import ambient
-from zerogap.ops import portable as ops
 from zerogap.rl.gate import Difference
 from zerogap.trainer import TrainSequence, micro_batch, pack
 
@@ -200,8 +200,8 @@ def _logprob(decoder: Decoder, hidden_1K: Tensor, sequence: TrainSequence, last:
     suppressed = tuple((0, ids) for index, ids in sampler.suppressed if index == place)
     settings = ops.SamplerRows.uniform_settings(1, sampler.temperature, sampler.top_k, sampler.top_p, sampler.min_p)
     settings = ops.SamplerRows(settings.temperature_R, settings.top_k_R, settings.top_p_R, settings.min_p_R, suppressed)
-    distribution = ops.log_distribution(decoder.logits(hidden_1K), settings)
-    return distribution.logprobs_of(torch.tensor([sequence.tokens[last + 1]])).item()
+    target_1 = torch.tensor([sequence.tokens[last + 1]])
+    return ops.token_logprobs(hidden_1K, decoder.lm_head_weight, target_1, settings).logprob_R.item()
 
 
 class _Recorder:

@@ -21,7 +21,7 @@ from zerogap.models.hub import resolve_model
 from zerogap.models.selftest import prove_row_law
 from zerogap.models.tokenizer import Tokenizer, load_tokenizer
 from zerogap.models.weights import load_decoder, side_files
-from zerogap.ops import ambient
+from zerogap.ops import ambient, backend
 from zerogap.rl.config import Config
 from zerogap.rl.config_load import bit_differences, config_digest, load_config, to_toml
 from zerogap.rl.custom import load_rollout
@@ -74,6 +74,8 @@ def set_up(config: Config, resume: str | None) -> Run:
         UsageError: anything that would make the run fail later.
         NotHeldError: the row law does not hold on this machine.
     """
+    if config.model.backend != "auto":
+        backend.choose(config.model.backend, "model.backend")
     folder = Path(config.run.dir)
     checkpoint = _checkpoint(config, folder, resume)
     source = resolve_model(config.model.path)

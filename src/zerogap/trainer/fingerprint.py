@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
+from zerogap import ops
 from zerogap.models.config import ModelConfig
 from zerogap.models.decoder import Decoder
 from zerogap.models.rows import PackedCache, Rows
 from zerogap.models.weights import weights_digest
 from zerogap.numerics import NUMERICS_VERSION
-from zerogap.ops import ambient
-from zerogap.ops import portable as ops
+from zerogap.ops import ambient, backend
 from zerogap.trainer.optimiser import Optimiser, OptimiserSettings
 
 _LENGTHS = (61, 1, 130, 1100)  # rows of the probe's sequences, where the context has room: no multiple of any tile
@@ -26,7 +26,7 @@ def environment() -> dict[str, Any]:
     """Return what may change bits: numerics version, torch version, CPU path, thread count."""
     return {
         "numerics_version": NUMERICS_VERSION,
-        "backend": "portable",
+        "backend": backend.cpu_backend(),
         "torch": torch.__version__,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),

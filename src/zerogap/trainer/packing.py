@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from zerogap import ops
 from zerogap.errors import UsageError
-from zerogap.ops import portable as ops
 from zerogap.trainer.sample import Key, TrainSequence
 
 KeptRows = tuple[Tensor | None, ...]

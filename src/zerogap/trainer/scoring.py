@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from zerogap import ops
 from zerogap.errors import UsageError
 from zerogap.models.decoder import Decoder
 from zerogap.models.rows import PackedCache, Rows
-from zerogap.ops import portable as ops
 from zerogap.trainer.packing import KeptRows, MicroBatch, micro_batch, pack
 from zerogap.trainer.sample import TrainSequence
 

@@ -4,16 +4,18 @@ The same functions run in float64 as the oracle. Each forward keeps the row law;
 repeatable one.
 """
 
-from zerogap.ops.portable.attention import AttentionPlan, Chunk, attention
+from zerogap.ops.plan import AttentionPlan, Chunk
+from zerogap.ops.portable.attention import attention
 from zerogap.ops.portable.linear import linear, segment_count
-from zerogap.ops.portable.logprob import TokenLogprobs, token_logprobs
+from zerogap.ops.portable.logprob import TokenLogprobs, sample, token_logprobs
 from zerogap.ops.portable.norm import embedding, rms_norm, rotary, silu_mul
-from zerogap.ops.portable.sampling import LogDistribution, SamplerRows, draw, log_distribution, uniform
+from zerogap.ops.portable.sampling import LogDistribution, Sampled, SamplerRows, draw, log_distribution, uniform
 
 __all__ = [
     "AttentionPlan",
     "Chunk",
     "LogDistribution",
+    "Sampled",
     "SamplerRows",
     "TokenLogprobs",
     "attention",
@@ -23,6 +25,7 @@ __all__ = [
     "log_distribution",
     "rms_norm",
     "rotary",
+    "sample",
     "segment_count",
     "silu_mul",
     "token_logprobs",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from zerogap.ops.plan import AttentionPlan, Chunk
 from zerogap.ops.portable.elementwise import exp, tree_sum
 
 KEY_BLOCK = 32
@@ -27,19 +29,7 @@ _SCORES_AT_ONCE = 1 << 22  # score elements held at a time
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """The rows of one sequence in a batch: ``count`` rows from absolute position ``start``.
-
-    ``block_table[i]`` is the page that holds positions [i * page_size, (i + 1) * page_size).
-    """
-
-    start: int
-    count: int
-    block_table: Sequence[int]
-
-
-@dataclass(frozen=True)
-class AttentionPlan:
+class Tiles:
     """Which rows meet which keys; built once per batch and shared by all layers.
 
     T query tiles of ``QUERY_TILE`` rows, sorted by falling number of key blocks; S sequences; L padded length.
@@ -54,7 +44,7 @@ class AttentionPlan:
     used: tuple[int, ...]  # rows of each tile that are no padding; they come first
 
     @staticmethod
-    def build(chunks: Sequence[Chunk], page_size: int) -> AttentionPlan:
+    def build(chunks: Sequence[Chunk], page_size: int) -> Tiles:
         """Plan a batch whose rows are the chunks' rows in this order."""
         start = np.array([chunk.start for chunk in chunks], dtype=np.int64)
         count = np.array([chunk.count for chunk in chunks], dtype=np.int64)
@@ -80,7 +70,7 @@ class AttentionPlan:
         rows = (np.cumsum(count) - count)[sequence][:, None] + offset
         place = np.empty(int(count.sum()), dtype=np.int64)
         place[rows[real]] = np.flatnonzero(real)
-        return AttentionPlan(
+        return Tiles(
             torch.from_numpy(slots),
             torch.from_numpy(sequence),
             torch.from_numpy(rows),
@@ -102,12 +92,17 @@ def attention(q_RHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, plan: AttentionPlan, 
         plan: rows against slots.
         scale: factor on the queries.
     """
-    return _Attention.apply(q_RHD, k_SGD, v_SGD, plan, scale)
+    return _Attention.apply(q_RHD, k_SGD, v_SGD, _tiles_of(plan), scale)
+
+
+@lru_cache(maxsize=8)
+def _tiles_of(plan: AttentionPlan) -> Tiles:
+    return Tiles.build(plan.chunks, plan.page_size)
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q_RHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+    def forward(ctx: Any, q_RHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, plan: Tiles, scale: float) -> Tensor:
         q_GTMD = _tiles(q_RHD * scale, plan, k_SGD.shape[1])
         out_GTMD = torch.empty_like(q_GTMD)
         peak_GTM1, total_GTM1 = (q_GTMD.new_empty(*q_GTMD.shape[:3], 1) for _ in range(2))
@@ -147,7 +142,7 @@ class _Attention(torch.autograd.Function):
 
 
 def _forward_group(
-    q_GTMD: Tensor, k_SGD: Tensor, v_SGD: Tensor, plan: AttentionPlan, group: slice
+    q_GTMD: Tensor, k_SGD: Tensor, v_SGD: Tensor, plan: Tiles, group: slice
 ) -> tuple[Tensor, Tensor, Tensor]:
     blocks = list(_blocks(plan, group))
     slots = [_block_slots(plan, tiles, block) for block, tiles in blocks]
@@ -174,7 +169,7 @@ def _forward_group(
     return out, pad(peak, padding), pad(total, padding, value=1.0)
 
 
-def _scores(q_GTMD: Tensor, k_GTBD: Tensor, plan: AttentionPlan, tiles: slice, block: int) -> Tensor:
+def _scores(q_GTMD: Tensor, k_GTBD: Tensor, plan: Tiles, tiles: slice, block: int) -> Tensor:
     scores_GTMB = _product(q_GTMD, k_GTBD.transpose(2, 3))
     key = torch.arange(block * KEY_BLOCK, (block + 1) * KEY_BLOCK)
     hidden_TQB = key > plan.positions_TQ[tiles].unsqueeze(-1)
@@ -188,7 +183,7 @@ def _product(a_GTMK: Tensor, b_GTKN: Tensor) -> Tensor:
     return torch.bmm(a_GTMK.flatten(0, 1), b_GTKN.flatten(0, 1)).view(*shape, -1)
 
 
-def _tiles(x_RHD: Tensor, plan: AttentionPlan, heads: int) -> Tensor:
+def _tiles(x_RHD: Tensor, plan: Tiles, heads: int) -> Tensor:
     """Lay rows out as [G, T, M, D] with M = QUERY_TILE * (H / G): the heads that share keys stand together."""
     _, total, width = x_RHD.shape
     tiles = len(plan.blocks)
@@ -196,13 +191,13 @@ def _tiles(x_RHD: Tensor, plan: AttentionPlan, heads: int) -> Tensor:
     return x.permute(2, 0, 1, 3, 4).reshape(heads, tiles, QUERY_TILE * (total // heads), width)
 
 
-def _rows(x_GTMD: Tensor, plan: AttentionPlan) -> Tensor:
+def _rows(x_GTMD: Tensor, plan: Tiles) -> Tensor:
     heads, tiles, _, width = x_GTMD.shape
     x = x_GTMD.view(heads, tiles * QUERY_TILE, -1, width).index_select(1, plan.place_R)
     return x.transpose(0, 1).reshape(len(plan.place_R), -1, width)
 
 
-def _groups(plan: AttentionPlan, q_GTMD: Tensor) -> list[slice]:
+def _groups(plan: Tiles, q_GTMD: Tensor) -> list[slice]:
     """Cut the tiles into runs whose scores fit in memory; a tile's result does not depend on its run."""
     limit = max(1, _SCORES_AT_ONCE // (q_GTMD.shape[0] * q_GTMD.shape[2] * KEY_BLOCK))
     groups, start, pairs = [], 0, 0
@@ -214,7 +209,7 @@ def _groups(plan: AttentionPlan, q_GTMD: Tensor) -> list[slice]:
     return [*groups, slice(start, len(plan.blocks))]
 
 
-def _blocks(plan: AttentionPlan, group: slice) -> list[tuple[int, slice]]:
+def _blocks(plan: Tiles, group: slice) -> list[tuple[int, slice]]:
     """List (key block, the group's tiles that reach it): a prefix of the group, since tiles are sorted by blocks."""
     stop, listed = group.stop, []
     for block in range(plan.blocks[group.start]):
@@ -224,7 +219,7 @@ def _blocks(plan: AttentionPlan, group: slice) -> list[tuple[int, slice]]:
     return listed
 
 
-def _block_slots(plan: AttentionPlan, tiles: slice, block: int) -> Tensor:
+def _block_slots(plan: Tiles, tiles: slice, block: int) -> Tensor:
     return plan.slots_SL[:, block * KEY_BLOCK : (block + 1) * KEY_BLOCK].index_select(0, plan.sequence_T[tiles])
 
 

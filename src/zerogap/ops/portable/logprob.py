@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from zerogap.ops.portable.linear import pad_outputs, tiled_product
-from zerogap.ops.portable.sampling import LogDistribution, SamplerRows, log_distribution
+from zerogap.ops.portable.sampling import LogDistribution, Sampled, SamplerRows, draw, log_distribution, most_probable
 
 _ROWS_AT_ONCE = 64
 
@@ -38,6 +38,32 @@ def token_logprobs(
     kept: list[Tensor | None] | None = [] if want_kept else None
     logprob_R, entropy_R = _TokenLogprobs.apply(hidden_RK, lm_head_VK, target_R, settings, kept)
     return TokenLogprobs(logprob_R, entropy_R, None if kept is None else tuple(kept))
+
+
+def sample(
+    hidden_RK: Tensor, lm_head_VK: Tensor, settings: SamplerRows, uniform_R: Tensor, top: list[int] | None = None
+) -> Sampled:
+    """Draw each row's next token from its hidden row; without autograd.
+
+    Args:
+        hidden_RK: hidden rows after the final norm [R, K].
+        lm_head_VK: weight of the LM head [V, K].
+        settings: each row's sampler settings.
+        uniform_R: float64 numbers in [0, 1), one per row.
+        top: how many of the most probable tokens each row wants; None for none.
+    """
+    padded_NK, vocabulary = pad_outputs(lm_head_VK), len(lm_head_VK)
+    tokens, logprobs = [], []
+    tops: list[tuple[tuple[int, float], ...] | None] = []
+    for rows in _chunks(len(hidden_RK)):
+        distribution = _distribution(hidden_RK[rows], padded_NK, vocabulary, settings[rows])
+        token_R = draw(distribution, uniform_R[rows])
+        tokens.append(token_R)
+        logprobs.append(distribution.logprobs_of(token_R))
+        if top is not None:
+            logprob_RV = distribution.logprob_RV
+            tops += [most_probable(logprob_RV[row], n) if n else None for row, n in enumerate(top[rows])]
+    return Sampled(torch.cat(tokens), torch.cat(logprobs), None if top is None else tops)
 
 
 class _TokenLogprobs(torch.autograd.Function):

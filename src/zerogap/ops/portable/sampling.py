@@ -119,6 +119,22 @@ class LogDistribution:
         return tuple(stored_kept_set(row) for row in self.kept_RV)
 
 
+@dataclass(frozen=True)
+class Sampled:
+    """What was drawn for R rows.
+
+    Attributes:
+        token_R: ids, int64.
+        logprob_R: their log-probs.
+        top: the most probable tokens with their log-probs, highest first, for each row that asked for some; None if no
+            row did.
+    """
+
+    token_R: Tensor
+    logprob_R: Tensor
+    top: list[tuple[tuple[int, float], ...] | None] | None = None
+
+
 def log_distribution(logits_RV: Tensor, settings: SamplerRows) -> LogDistribution:
     """Return the distributions that ``settings`` make of ``logits_RV`` [R, V]."""
     greedy_R = settings.temperature_R == 0
@@ -136,6 +152,14 @@ def log_distribution(logits_RV: Tensor, settings: SamplerRows) -> LogDistributio
     if kept_RV is not None:
         weights_RV.masked_fill_(~kept_RV, 0.0)
     return LogDistribution(shifted_RV, weights_RV, blocked_sum(weights_RV), kept_RV, greedy_R)
+
+
+def most_probable(logprob_V: Tensor, count: int) -> tuple[tuple[int, float], ...]:
+    """Return the ``count`` most probable tokens that can be sampled, highest first, equal ones by lower id."""
+    least = logprob_V.topk(min(count, len(logprob_V))).values[-1]
+    ids = ((logprob_V >= least) & (logprob_V > -torch.inf)).nonzero()[:, 0]
+    values, order = logprob_V[ids].sort(descending=True, stable=True)
+    return tuple(zip(ids[order][:count].tolist(), values[:count].tolist(), strict=True))
 
 
 def draw(distribution: LogDistribution, uniform_R: Tensor) -> Tensor:

@@ -1,0 +1,98 @@
+"""Which backend computes: chosen once per process, the same for engine and trainer, and part of every record.
+
+On the CPU the native kernels (package ``zerogap-kernels``) serve if they are installed, else the portable ops. Tensors
+in float64 always go to the portable ops: they are the oracle. ``ZEROGAP_BACKEND=native|portable`` forces one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from zerogap.errors import UsageError, nearest
+
+CPU_BACKENDS = ("native", "portable")
+_chosen: str | None = None
+
+
+def cpu_backend() -> str:
+    """Return the name of the backend for CPU tensors.
+
+    Raises:
+        UsageError: ``ZEROGAP_BACKEND`` names none, or one that is not here.
+    """
+    global _chosen
+    if _chosen is None:
+        asked = os.environ.get("ZEROGAP_BACKEND", "").strip()
+        _chosen = _checked(asked, "ZEROGAP_BACKEND") if asked else "portable" if native_missing() else "native"
+    return _chosen
+
+
+@contextmanager
+def using(name: str) -> Iterator[None]:
+    """Let another backend serve CPU tensors within the body.
+
+    Raises:
+        UsageError: it is unknown or not here.
+    """
+    global _chosen
+    before = cpu_backend()
+    _chosen = _checked(name, "backend")
+    try:
+        yield
+    finally:
+        _chosen = before
+
+
+def choose(name: str, where: str) -> None:
+    """Choose the backend for CPU tensors from now on.
+
+    Args:
+        name: ``native``, ``portable``, or ``auto`` for the default.
+        where: the setting that asks for it, for the error's text.
+
+    Raises:
+        UsageError: it is unknown or not here.
+    """
+    global _chosen
+    _chosen = None if name == "auto" else _checked(name, where)
+
+
+@cache
+def native_missing() -> str | None:
+    """Return why the native kernels cannot serve here, or None if they can."""
+    try:
+        importlib.import_module("zerogap_kernels")
+    except ImportError as error:
+        if getattr(error, "name", None) == "zerogap_kernels":
+            return "the package zerogap-kernels is not installed"
+        return f"zerogap-kernels does not load: {error}"
+    return None
+
+
+def of(x: Tensor) -> ModuleType:
+    """Return the backend that computes with ``x``."""
+    if x.dtype == torch.float64:
+        return _module("portable")
+    return _module(cpu_backend())
+
+
+@cache
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"zerogap.ops.{name}")
+
+
+def _checked(name: str, where: str) -> str:
+    if name not in CPU_BACKENDS:
+        raise UsageError(f"{where}: {name!r} is none of {', '.join(CPU_BACKENDS)}{nearest(name, CPU_BACKENDS)}")
+    missing = native_missing() if name == "native" else None
+    if missing:
+        raise UsageError(f"{where}: native: {missing}; pip install ./kernels, or use portable")
+    return name

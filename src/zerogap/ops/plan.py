@@ -1,0 +1,76 @@
+"""Which rows of a batch meet which keys: said once, laid out by each backend as it likes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The rows of one sequence in a batch: ``count`` rows from absolute position ``start``.
+
+    ``block_table[i]`` is the page that holds positions [i * page_size, (i + 1) * page_size).
+    """
+
+    start: int
+    count: int
+    block_table: Sequence[int]
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionPlan:
+    """A batch's rows, chunk after chunk, and the pages of their keys; built once and shared by all layers."""
+
+    chunks: tuple[Chunk, ...]
+    page_size: int
+
+    @staticmethod
+    def build(chunks: Sequence[Chunk], page_size: int) -> AttentionPlan:
+        """Plan a batch whose rows are the chunks' rows in this order."""
+        return AttentionPlan(tuple(chunks), page_size)
+
+    @cached_property
+    def start_S(self) -> np.ndarray:
+        """First position of each chunk, int64."""
+        return np.array([chunk.start for chunk in self.chunks], dtype=np.int64)
+
+    @cached_property
+    def count_S(self) -> np.ndarray:
+        """Rows of each chunk, int64."""
+        return np.array([chunk.count for chunk in self.chunks], dtype=np.int64)
+
+    @cached_property
+    def tables(self) -> tuple[np.ndarray, np.ndarray]:
+        """All block tables one after the other, int32, and where each chunk's begins, int64 [S + 1]."""
+        used = -(-(self.start_S + self.count_S) // self.page_size)
+        offsets = np.concatenate(([0], np.cumsum(used)))
+        flat = np.empty(int(offsets[-1]), dtype=np.int32)
+        for chunk, first, last in zip(self.chunks, offsets[:-1], offsets[1:], strict=True):
+            flat[first:last] = chunk.block_table[: last - first]
+        return flat, offsets
+
+    @cached_property
+    def positions_R(self) -> Tensor:
+        """Absolute position of each row, int64."""
+        return torch.from_numpy(self._owned[1])
+
+    @cached_property
+    def slots_R(self) -> Tensor:
+        """Slot of each row's own key and value (page * page_size + offset), int64."""
+        owner, positions = self._owned
+        flat, offsets = self.tables
+        pages = flat[offsets[owner] + positions // self.page_size].astype(np.int64)
+        return torch.from_numpy(pages * self.page_size + positions % self.page_size)
+
+    @cached_property
+    def _owned(self) -> tuple[np.ndarray, np.ndarray]:
+        """Chunk and absolute position of each row."""
+        owner = np.repeat(np.arange(len(self.chunks)), self.count_S)
+        first = np.cumsum(self.count_S) - self.count_S
+        return owner, np.arange(len(owner)) - first[owner] + self.start_S[owner]
