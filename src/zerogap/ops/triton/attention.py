@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from zerogap.errors import UsageError
-from zerogap.ops.portable.attention import Chunk
+from zerogap.ops.plan import Chunk
 from zerogap.ops.triton.aot import KernelConfig
 from zerogap.ops.triton.attention_backward import backward
 from zerogap.ops.triton.attention_kernels import attention_kernel, merge_kernel

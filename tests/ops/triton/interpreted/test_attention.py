@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from zerogap.errors import UsageError
-from zerogap.ops import portable
 from zerogap.ops.triton import AttentionPlan, Chunk, attention
 from zerogap.ops.triton.table import attention_tile
 from zerogap.ops.triton.targets import INTERPRETER
@@ -213,15 +212,14 @@ def test_a_bad_sequence_stays_alone() -> None:
         assert torch.equal(bits(spoiled[others]), bits(clean[others]))
 
 
-def test_plans_are_those_of_the_portable_backend() -> None:
+def test_tiles_lie_in_one_key_block() -> None:
     chunks = [Chunk(3, 5, [4, 0, 2]), Chunk(0, 1, [1]), Chunk(20, 2, [7, 8, 9, 10, 11, 12, 13, 14])]
-    ours, theirs = AttentionPlan.build(chunks, 3), portable.AttentionPlan.build(chunks, 3)
-    length = ours.slots_SL.shape[1]
-    assert torch.equal(ours.slots_SL, theirs.slots_SL[:, :length])
-    assert ours.positions_R.tolist() == [3, 4, 5, 6, 7, 0, 20, 21]
-    assert not ours.shared
-    tiles = ours.tiles(4)
-    assert tiles.tolist() == [[6, 20, 2, 2], [1, 4, 4, 0], [0, 3, 1, 0], [5, 0, 1, 1]]
+    plan = AttentionPlan.build(chunks, 3)
+    assert plan.positions_R.tolist() == [3, 4, 5, 6, 7, 0, 20, 21]
+    assert plan.tiles(4).tolist() == [[6, 20, 2, 2], [1, 4, 4, 0], [0, 3, 1, 0], [5, 0, 1, 1]]
+    assert plan.key_tiles(16).tolist() == [[0, 0, 0, 3, 8], [1, 0, 5, 0, 1], [2, 0, 6, 20, 22], [2, 16, 6, 20, 22]]
+    assert not plan.shared
+    assert AttentionPlan.build([Chunk(2, 2, [0, 1]), Chunk(2, 1, [0, 2])], 2).shared
 
 
 def test_no_kernel_for_such_heads() -> None:
