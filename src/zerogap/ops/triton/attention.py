@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from zerogap.errors import UsageError
-from zerogap.ops.portable.attention import Chunk
+from zerogap.ops.plan import Chunk
 from zerogap.ops.triton.aot import KernelConfig
 from zerogap.ops.triton.attention_backward import backward
 from zerogap.ops.triton.attention_kernels import attention_kernel, merge_kernel
@@ -142,20 +142,24 @@ _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 # Head size and heads per group that builds are tried on: SmolLM2, Phi, Phi-3, Qwen3 and Llama 3, Gemma.
 _SHAPES = ((64, 3), (80, 1), (96, 1), (128, 4), (256, 4))
 
+# Any role may walk splits in parallel or one after the other; these are the four programs that come of it.
+_ROLES = (("decode", True, 16), ("prefill", False, 16), ("training", False, 1), ("training", True, 1))
+
 
 def configs(target: Target) -> Iterator[KernelConfig]:
     """Yield decode, prefill and training variants for each head size."""
     for dtype, short in _SHORT.items():
         for width, share in _SHAPES:
             tile = attention_tile(target, dtype, width, share)
-            for role, split_grid, page_size in (("decode", True, 16), ("prefill", False, 16), ("training", False, 1)):
+            for role, split_grid, page_size in _ROLES:
                 goal = "fp32" if split_grid else short
                 yield KernelConfig(
-                    name=f"attention/{dtype}/{width}x{share}/{role}",
+                    name=f"attention/{dtype}/{width}x{share}/{role}" + ("/split" if split_grid else ""),
                     function=attention_kernel,
                     signature={
                         "q_RHD": f"*{short}", "k": f"*{short}", "v": f"*{short}", "out_RHD": f"*{goal}",
-                        "held_RHD": "*fp32", "log_sum_RH": "*fp32", "tiles_T4": "*i32", "table_SP": "*i32", "length_S": "*i32",
+                        "held_RHD": "*fp32", "log_sum_RH": "*fp32", "tiles_T4": "*i32", "table_SP": "*i32",
+                        "length_S": "*i32",
                         "scale": "fp32", "slot_units": "i32", "group_units": "i64", "table_width": "i32",
                         "rows": "i32",
                     },

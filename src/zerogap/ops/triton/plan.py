@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from zerogap.ops.portable.attention import Chunk
+from zerogap.ops.plan import Chunk
 
 
 @dataclass(frozen=True)
@@ -63,14 +62,6 @@ class AttentionPlan:
             int(length.max()),
             len(np.unique(used_pages)) < len(used_pages),
         )
-
-    @cached_property
-    def slots_SL(self) -> Tensor:
-        """Slot of each absolute position; past the end of a sequence, its own first one."""
-        position = torch.arange(self.longest, device=self.table_SP.device)
-        position_SL = torch.where(position < self.length_S.unsqueeze(1), position, 0)
-        page_SL = self.table_SP.long().gather(1, position_SL // self.page_size)
-        return page_SL * self.page_size + position_SL % self.page_size
 
     def on(self, device: torch.device) -> AttentionPlan:
         """Return this plan with its tensors on ``device``; moved once."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import hypothesis.strategies as st
 import pytest
@@ -13,12 +14,10 @@ from hypothesis import given, settings
 from torch import Tensor
 from torch.nn import functional
 
-import zerogap.ops.triton.attention  # noqa: F401
+from zerogap.errors import UsageError
 from zerogap.ops.triton import AttentionPlan, Chunk, attention
 from zerogap.ops.triton.table import attention_tile
 from zerogap.ops.triton.targets import INTERPRETER
-
-import sys
 
 MODULE = sys.modules["zerogap.ops.triton.attention"]
 TILE = attention_tile(INTERPRETER, "float32", 16, 1)
@@ -114,7 +113,7 @@ def drawn(draw: st.DrawFn) -> Setting:
     )
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=8, deadline=None, derandomize=True)
 @given(setting=drawn())
 def test_row_law(setting: Setting) -> None:
     got, expected = paged(setting, attention)
@@ -135,8 +134,6 @@ def test_half_precision() -> None:
 
 def test_control_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys split into a fixed number of parts, so the longest of the batch decides; all else is the kernel's."""
-    from dataclasses import replace
-
     lookup = MODULE.attention_tile
     setting = Setting(2 * SPLIT, (3 * SPLIT,), 16, 7, (2, 1), 16, 0.0)
 
@@ -172,7 +169,7 @@ def packed(lengths: tuple[int, ...]) -> AttentionPlan:
     return AttentionPlan.build([Chunk(0, n, range(s, s + n)) for s, n in zip(starts, lengths, strict=True)], 1)
 
 
-@pytest.mark.parametrize(("heads", "groups", "width"), [(4, 2, 16), (3, 3, 16), (3, 1, 80)])
+@pytest.mark.parametrize(("heads", "groups", "width"), [(4, 2, 16), (3, 1, 48)])
 def test_values_and_gradients(heads: int, groups: int, width: int) -> None:
     lengths = (1, BLOCK + 1, SPLIT + 6)
     total = sum(lengths)
@@ -215,22 +212,17 @@ def test_a_bad_sequence_stays_alone() -> None:
         assert torch.equal(bits(spoiled[others]), bits(clean[others]))
 
 
-def test_plans_are_those_of_the_portable_backend() -> None:
-    from zerogap.ops import portable
-
+def test_tiles_lie_in_one_key_block() -> None:
     chunks = [Chunk(3, 5, [4, 0, 2]), Chunk(0, 1, [1]), Chunk(20, 2, [7, 8, 9, 10, 11, 12, 13, 14])]
-    ours, theirs = AttentionPlan.build(chunks, 3), portable.AttentionPlan.build(chunks, 3)
-    length = ours.slots_SL.shape[1]
-    assert torch.equal(ours.slots_SL, theirs.slots_SL[:, :length])
-    assert ours.positions_R.tolist() == [3, 4, 5, 6, 7, 0, 20, 21]
-    assert not ours.shared
-    tiles = ours.tiles(4)
-    assert tiles.tolist() == [[6, 20, 2, 2], [1, 4, 4, 0], [0, 3, 1, 0], [5, 0, 1, 1]]
+    plan = AttentionPlan.build(chunks, 3)
+    assert plan.positions_R.tolist() == [3, 4, 5, 6, 7, 0, 20, 21]
+    assert plan.tiles(4).tolist() == [[6, 20, 2, 2], [1, 4, 4, 0], [0, 3, 1, 0], [5, 0, 1, 1]]
+    assert plan.key_tiles(16).tolist() == [[0, 0, 0, 3, 8], [1, 0, 5, 0, 1], [2, 0, 6, 20, 22], [2, 16, 6, 20, 22]]
+    assert not plan.shared
+    assert AttentionPlan.build([Chunk(2, 2, [0, 1]), Chunk(2, 1, [0, 2])], 2).shared
 
 
 def test_no_kernel_for_such_heads() -> None:
-    from zerogap.errors import UsageError
-
     q = normal(2, 1, 320)
     with pytest.raises(UsageError, match="heads of 320"):
         attention(q, q, q, packed((2,)), 0.2)

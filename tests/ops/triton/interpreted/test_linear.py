@@ -125,7 +125,7 @@ def test_gradients(segments: int) -> None:
 
 def test_no_rows_and_bad_shapes() -> None:
     assert linear(normal(0, 96), normal(8, 96)).shape == (0, 8)
-    with pytest.raises(ValueError, match="rows are torch.float32, the weight is torch.float16"):
+    with pytest.raises(ValueError, match=r"rows are torch\.float32, the weight is torch\.float16"):
         linear(normal(2, 96), normal(8, 96).half())
     with pytest.raises(ValueError, match="segments of 48 are no multiple of 32"):
         linear(normal(2, 96), normal(8, 96), segments=2)
