@@ -34,8 +34,8 @@ SHORT = [
     ("sm_90", "attention 64x3", "bfloat16"),
     ("sm_89", "linear combine", "float32"),
     ("sm_90", "silu_mul", "bfloat16"),
-    ("sm_121", "column sums", "float32"),
-    ("sm_121", "distribution draw", "float32"),
+    ("sm_120", "column sums", "float32"),
+    ("sm_120", "distribution draw", "float32"),
     ("gfx942", "kept set last", "float32"),
     ("gfx950", "uniform", "float64"),
 ]
