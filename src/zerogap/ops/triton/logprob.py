@@ -53,6 +53,7 @@ def token_logprobs(
         Log-probs and entropies in float32.
     """
     kept: list[Tensor | None] | None = [] if want_kept else None
+    target_R = target_R.to(hidden_RK.device)
     logprob_R, entropy_R = _TokenLogprobs.apply(hidden_RK, lm_head_VK, target_R, settings, kept)
     return TokenLogprobs(logprob_R, entropy_R, None if kept is None else tuple(kept))
 
