@@ -3,9 +3,9 @@
 They follow ``zerogap.ops.portable.elementwise`` step by step: the same reductions of the argument, polynomials and
 trees, so that under Triton's interpreter they give the portable backend's very bits. On a GPU each Horner step is one
 explicit ``fma``, which is exactly rounded like addition, multiplication, ``div_rn`` and ``sqrt_rn``; the compiler may
-fuse nothing else (``enable_fp_fusion=False`` at every launch). ``tl.exp``, ``tl.log`` and plain ``/`` are not used: they
-are approximations that differ between architectures. A sum adds two halves of a power of two at each level. Addition is
-commutative, so neither the layout of a tensor over threads nor the number of warps can change a bit of it.
+fuse nothing else (``enable_fp_fusion=False`` at every launch). ``tl.exp``, ``tl.log`` and plain ``/`` are not used:
+they are approximations that differ between architectures. A sum adds two halves of a power of two at each level.
+Addition is commutative, so neither a tensor's layout over threads nor the number of warps can change a bit of it.
 """
 
 from __future__ import annotations
