@@ -32,7 +32,9 @@ def pack(python: str) -> int:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     command += ["-d", str(WHEELS), "--python-version", python, "--implementation", "cp"]
     command += [part for platform in _PLATFORMS for part in ("--platform", platform)]
-    missing = [name for name in PACKAGES if subprocess.run([*command, name], check=False).returncode]
+    missing = []
+    if subprocess.run([*command, *PACKAGES], check=False).returncode:  # some is not to be had: one by one
+        missing = [name for name in PACKAGES if subprocess.run([*command, name], check=False).returncode]
     for path in WHEELS.glob("pydantic-[0-9]*.whl"):  # it takes one version of its core and no other
         core = re.search(r"^Requires-Dist: (pydantic-core==[^ ;]+)", _metadata(path), re.MULTILINE)
         if core and subprocess.run([*command, core[1]], check=False).returncode:
