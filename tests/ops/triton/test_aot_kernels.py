@@ -2,7 +2,7 @@
 
 Decode, prefill and training variants of an op must use one matrix instruction of one shape and one order of K: what
 keeps the row law on a GPU is that they are the same arithmetic. The short form builds the variants of some ops; the
-full matrix (about two hours of one core) is marked slow.
+full matrix (about an hour of one core) is marked slow.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ HALF = {
     "tcgen05": r"tcgen05\.mma\.cta_group::1\.kind::f16",
     "mfma": r"v_mfma_f32_16x16x(16|32)_b?f16",
 }
+# A warp of mma.sync holds 16 rows of 256 accumulators and queries: all but the last few of its registers. The walk over
+# several splits goes over by this many accesses per key block; no other forward kernel may.
+SPILLS = {("mma", "attention 256x4"): 20}
 SHORT = [
     ("sm_80", "linear 2560x4096/8", "bfloat16"),
     ("sm_90", "linear 2560x4096/8", "bfloat16"),
@@ -81,7 +84,8 @@ def check(target: Target, configs: list[KernelConfig]) -> None:
         assert not any("tf32" in name or "xf32" in name for name in one.instructions), config.name
         if config.role == "backward":
             continue
-        assert one.hot_spills == 0, f"{config.name}: {one.hot_spills} accesses to spilled registers in a hot loop"
+        allowed = 0 if config.dtype == "float32" else SPILLS.get((target.instruction, config.op), 0)
+        assert one.hot_spills <= allowed, f"{config.name}: {one.hot_spills} accesses to spilled registers in a hot loop"
         if orders(one) and config.dtype != "float32":
             assert one.instructions, f"{config.name}: products without a matrix instruction"
             for instruction in one.instructions:

@@ -261,7 +261,7 @@ def configs(target: Target) -> Iterator[KernelConfig]:
                         continue
                     seen.add(key)
                     yield KernelConfig(
-                        name=f"linear/{dtype}/{out_features}x{in_features}/{segments}/{tile.block_m}"
+                        name=f"linear/{dtype}/{out_features}x{in_features}/{segments}/{tile.block_m}x{tile.block_n}"
                         + ("/bias" if has_bias else ""),
                         function=linear_kernel,
                         signature={
