@@ -215,6 +215,10 @@ def certify(
     backend: Annotated[
         str, typer.Option("--backend", help="native, portable, or auto for the one that `zerogap train` would use.")
     ] = "auto",
+    device: Annotated[str, typer.Option("--device", help="cpu, or a GPU by number, such as cuda:0.")] = "cpu",
+    dtype: Annotated[
+        str, typer.Option("--dtype", help="float32, bfloat16, float16; auto is bfloat16 on a GPU, float32 on the CPU.")
+    ] = "auto",
     full: Annotated[bool, typer.Option("--full/--quick", help="More shapes and sequences.")] = False,
     output: Annotated[
         Path | None, typer.Option("--output", help="Certificate file; else the certificate folder.")
@@ -233,7 +237,7 @@ def certify(
     prepare_environment()
     from zerogap.certify.command import certify_command
 
-    raise typer.Exit(certify_command(model, ops, backend, full, json, output))
+    raise typer.Exit(certify_command(model, ops, backend, full, json, output, device, dtype))
 
 
 @app.command()

@@ -9,13 +9,15 @@ from pathlib import Path
 
 NUMERICS_VERSION = 2  # rises with every change of zerogap that changes bits
 _PARTS = ("ops", "models", "engine", "trainer")
+_KINDS = ("*.py", "*.toml")  # tables choose tiles, and with them the order of sums
 
 
 def code_digest() -> str:
     """Return a SHA-256 over the sources of everything on the log-prob path, in hex."""
     root = Path(__file__).parent
     digest = hashlib.sha256()
-    for path in sorted(path for part in _PARTS for path in (root / part).rglob("*.py")):
+    sources = (path for part in _PARTS for kind in _KINDS for path in (root / part).rglob(kind))
+    for path in sorted(sources):
         digest.update(f"{path.relative_to(root).as_posix()}\n".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -139,7 +139,7 @@ def test_a_fault_ends_in_exit_code_1(
     data_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     subject = Subject("q_proj", 64, neighbour_dependent)
-    monkeypatch.setattr(zerogap.certify.command, "our_subjects", lambda config: [subject])
+    monkeypatch.setattr(zerogap.certify.command, "our_subjects", lambda config, place: [subject])
     monkeypatch.setattr(zerogap.certify.command, "check_end_to_end", lambda *arguments: [])
     before = torch.get_num_threads()
     assert run(["certify", "--json"]) == 1

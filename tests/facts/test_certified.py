@@ -11,6 +11,7 @@ from zerogap import __version__, check
 from zerogap.facts.certificate import cpu_identity, sealed, write_certificate
 from zerogap.facts.certified import certificate_facts
 from zerogap.facts.collect import Question, gather
+from zerogap.facts.fact import Facts, parse_assumptions
 from zerogap.numerics import NUMERICS_VERSION, code_digest
 
 MODEL = "builtin:tiny-qwen3"
@@ -116,3 +117,42 @@ def test_a_model_whose_sizes_are_unknown_fits_no_certificate(folder: Path) -> No
 def test_a_planned_machine_takes_no_certificate_of_this_one(folder: Path) -> None:
     write_certificate(_record(_torch()), folder / "a.json")
     assert "certificate.holds" not in check(model=MODEL, gpu="GB10").facts
+
+
+GPU = {"kind": "gpu", "model": "NVIDIA GB10", "architecture": "sm_121"}
+
+
+def _gpu_facts(tmp_path: Path, **changes: str) -> Facts:
+    values = {
+        "zerogap.backend": "gpu-triton",
+        "gpu.engine.name": "NVIDIA GB10",
+        "gpu.engine.capability": "12.1",
+        "gpu.engine.gfx": "absent",
+        "software.triton": "3.6.0",
+    } | changes
+    stated = parse_assumptions([f"{name}={value}" for name, value in values.items()])
+    return stated.over(gather(Question(model=MODEL)))
+
+
+def test_a_gpu_certificate_counts_for_a_run_on_that_gpu_alone(folder: Path, tmp_path: Path) -> None:
+    record = _record(_torch(), device=GPU, software__backend="gpu-triton", software__triton="3.6.0")
+    write_certificate(record, folder / "gpu.json")
+    assert certificate_facts(_gpu_facts(tmp_path))["certificate.holds"].value is True
+    assert "certificate.holds" not in certificate_facts(gather(Question(model=MODEL)))  # a run on the CPU beside it
+    for name, value in (("gpu.engine.name", "NVIDIA B200"), ("software.triton", "3.7.0")):
+        other = certificate_facts(_gpu_facts(tmp_path, **{name: value}))
+        assert "gpu.json" in other.unknown["certificate.holds"]
+
+
+def test_a_gpu_is_unknown_until_certified_and_the_command_is_said() -> None:
+    report = check(
+        model=MODEL, gpu="GB10", contracts="zerogap/exact", assume=["zerogap.backend=gpu-triton", "host.os=Linux"]
+    )
+    assert str(report.verdict) == "unknown"
+    hints = {how for item in report.judgements[0].findings for how in item.missing.values()}
+    assert any("zerogap certify --device cuda:0 --model M" in how for how in hints)
+
+
+def test_a_gpu_without_kernels_is_refused() -> None:
+    report = check(gpu="V100", contracts="zerogap/exact", assume=["zerogap.backend=gpu-triton"], only="gpu")
+    assert str(report.verdict) == "no"

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from zerogap import ops
 from zerogap.certify.rows import THREADS, Break, RowVerdict, torch_threads
+from zerogap.certify.subjects import CPU, Place
 from zerogap.models.config import ModelConfig
 
 _LENGTHS_QUICK = (1, 31, 32, 33, 70)
@@ -30,18 +31,21 @@ class _Case:
         return f"chunks of {self.chunk}, pages of {self.page_size}, neighbours {self.neighbour}, length {self.length}"
 
 
-def check_attention(config: ModelConfig, full: bool, threads: tuple[int, ...] = THREADS) -> RowVerdict:
+def check_attention(
+    config: ModelConfig, full: bool, threads: tuple[int, ...] = THREADS, place: Place = CPU
+) -> RowVerdict:
     """Compare chunked, paged attention beside other sequences with the packed whole sequence alone."""
     comparisons = 0
     for case in _cases(full, threads):
-        q, k, v = _inputs(config, case.length)
+        q, k, v = (x.to(place.device, place.dtype) for x in _inputs(config, case.length))
         with torch_threads(1):
             whole = ops.AttentionPlan.build([ops.Chunk(0, case.length, range(case.length))], 1)
             alone = ops.attention(q, k, v, whole, config.head_dim**-0.5)
         with torch_threads(case.threads):
             out = _paged(config, case, q, k, v)
         comparisons += case.length
-        different = out.contiguous().view(torch.int32) != alone.view(torch.int32)
+        out, alone = (x.to("cpu", torch.float32).contiguous() for x in (out, alone))  # widening loses no bit
+        different = out.view(torch.int32) != alone.view(torch.int32)
         if bool(different.any()):
             row = int(different.flatten(1).any(1).nonzero()[0])
             gap = (out[row].double() - alone[row].double()).abs()[different[row]].max()
@@ -75,13 +79,13 @@ def _paged(config: ModelConfig, case: _Case, q: Tensor, k: Tensor, v: Tensor) ->
     order = torch.randperm(pages + 3, generator=torch.Generator().manual_seed(1)).tolist()
     table, other = order[:pages], order[pages : pages + 1]
     shape = ((pages + 3) * case.page_size, config.num_kv_heads, config.head_dim)
-    keys, values = torch.full(shape, fill), torch.full(shape, fill)
+    keys, values = (q.new_full(shape, fill) for _ in range(2))
     out = []
     for start in range(0, case.length, case.chunk):
         count = min(case.chunk, case.length - start)
         slots = [table[p // case.page_size] * case.page_size + p % case.page_size for p in range(start, start + count)]
         keys[slots], values[slots] = k[start : start + count], v[start : start + count]
-        rows = torch.cat((torch.full((1, *q.shape[1:]), fill), q[start : start + count]))
+        rows = torch.cat((q.new_full((1, *q.shape[1:]), fill), q[start : start + count]))
         plan = ops.AttentionPlan.build([ops.Chunk(0, 1, other), ops.Chunk(start, count, table)], case.page_size)
         out.append(ops.attention(rows, keys, values, plan, config.head_dim**-0.5)[1:])
     return torch.cat(out)

@@ -18,7 +18,7 @@ from rich.table import Table
 from zerogap import __version__
 from zerogap.certify.attention import check_attention
 from zerogap.certify.rows import THREADS, RowVerdict, check_rows
-from zerogap.certify.subjects import control_subject, our_subjects, torch_subjects
+from zerogap.certify.subjects import CPU, Place, control_subject, our_subjects, torch_subjects
 from zerogap.certify.whole import (
     WholeVerdict,
     check_end_to_end,
@@ -27,7 +27,7 @@ from zerogap.certify.whole import (
     random_decoder,
 )
 from zerogap.console import message, out, print_json
-from zerogap.errors import ExitCode
+from zerogap.errors import ExitCode, UsageError, nearest
 from zerogap.facts.certificate import canonical, certificate_folder, cpu_identity, sealed, write_certificate
 from zerogap.models.config import ModelConfig
 from zerogap.models.hub import resolve_model
@@ -61,7 +61,16 @@ class Line:
         return Line(verdict.name, verdict.comparisons, verdict.holds, verdict.detail)
 
 
-def certify_command(model: str, ops: str, backend_name: str, full: bool, as_json: bool, output: Path | None) -> int:
+def certify_command(
+    model: str,
+    ops: str,
+    backend_name: str,
+    full: bool,
+    as_json: bool,
+    output: Path | None,
+    device: str = "cpu",
+    dtype: str = "auto",
+) -> int:
     """Run ``zerogap certify``; return its exit code.
 
     Args:
@@ -71,42 +80,80 @@ def certify_command(model: str, ops: str, backend_name: str, full: bool, as_json
         full: more shapes and sequences.
         as_json: one JSON object on stdout.
         output: where the certificate goes; None = the certificate folder.
+        device: ``cpu`` or a GPU by number, such as ``cuda:0``; never guessed.
+        dtype: ``float32``, ``bfloat16``, ``float16``, or ``auto``: bfloat16 on a GPU, float32 on the CPU.
 
     Raises:
-        UsageError: the model cannot be read, or the backend is not here.
+        UsageError: the model cannot be read, or backend, device or dtype is not here.
     """
     torch.set_num_threads(thread_count())
+    place = place_of(device, dtype)
+    if place.device.type != "cpu" and (ops == "torch" or backend_name != "auto"):
+        raise UsageError(f"--device {device}: --backend and --ops torch are for the CPU; a GPU has one backend")
     if backend_name != "auto":
         backend.choose(backend_name, "--backend")
     folder = resolve_model(model)
     config = ModelConfig.from_folder(folder)
     show: Callable[[str], None] = (lambda text: None) if as_json else message
     with ambient.guard():
-        lines = _torch_lines(config, full, show) if ops == "torch" else _lines(folder, config, full, show)
+        lines = _torch_lines(config, full, show) if ops == "torch" else _lines(folder, config, full, show, place)
     holds = all(line.holds for line in lines)
-    record = None if ops == "torch" else _certificate(model, config, lines, full)
+    record = None if ops == "torch" else _certificate(model, config, lines, full, place)
     path = None
     if record is not None:
         path = output or certificate_folder() / _file_name(record)
         write_certificate(record, path)
-    _print(lines, holds, path, model, ops, as_json)
+    _print(lines, holds, path, f"{model} on {device}" if device != "cpu" else model, ops, as_json)
     return int(ExitCode.HOLDS if holds else ExitCode.DOES_NOT_HOLD)
 
 
-def _lines(folder: Path, config: ModelConfig, full: bool, show: Callable[[str], None]) -> list[Line]:
-    control = check_rows(control_subject(config), full)
+def place_of(device: str, dtype: str) -> Place:
+    """Return where to certify.
+
+    Raises:
+        UsageError: the device is not here or not named by number, or the dtype is none that it computes in.
+    """
+    try:
+        found = torch.device(device)
+    except RuntimeError:
+        raise UsageError(f"--device {device!r}: must be cpu or a GPU by number, such as cuda:0") from None
+    if found.type not in ("cpu", "cuda"):
+        raise UsageError(f"--device {device}: must be cpu or a GPU by number, such as cuda:0 (AMD ones too)")
+    if found.type == "cuda":
+        count = torch.cuda.device_count()
+        if found.index is None:
+            raise UsageError(f"--device {device}: which of {count} GPUs? name one by number, such as cuda:0")
+        if found.index >= count:
+            raise UsageError(f"--device {device}: PyTorch {torch.__version__} can use {count} GPUs of this machine")
+    dtypes = {"float32": torch.float32} | (
+        {} if found.type == "cpu" else {"bfloat16": torch.bfloat16, "float16": torch.float16}
+    )
+    name = ("float32" if found.type == "cpu" else "bfloat16") if dtype == "auto" else dtype
+    if name not in dtypes:
+        raise UsageError(f"--dtype {dtype}: on {device} one of {', '.join(dtypes)}{nearest(dtype, dtypes)}")
+    return Place(found, dtypes[name])
+
+
+def _lines(
+    folder: Path, config: ModelConfig, full: bool, show: Callable[[str], None], place: Place = CPU
+) -> list[Line]:
+    threads = THREADS if place.device.type == "cpu" else (1,)  # host threads are no company on a GPU
+    control = check_rows(control_subject(config, place), full, threads)
     found = control.broken is not None
     detail = f"found: {control.broken}" if found else "an op made to break the law passed: these tests prove nothing"
     lines = [Line("negative control: K split by row count", control.comparisons, found, detail)]
-    for subject in our_subjects(config):
+    for subject in our_subjects(config, place):
         show(f"row law of {subject.name} ...")
-        lines.append(Line.of_rows(check_rows(subject, full)))
+        lines.append(Line.of_rows(check_rows(subject, full, threads)))
     show("row law of attention ...")
-    lines.append(Line.of_rows(check_attention(config, full)))
+    lines.append(Line.of_rows(check_attention(config, full, threads, place)))
     show("gradients and repeatability ...")
-    lines += [Line.of_whole(verdict) for verdict in (*check_gradients(config), check_repeatability(config))]
+    found_backward = (*check_gradients(config, place), check_repeatability(config, place))
+    lines += [Line.of_whole(verdict) for verdict in found_backward]
     show("engine against trainer ...")
     decoder = load_decoder(folder) if any(folder.glob("*.safetensors*")) else random_decoder(config)
+    decoder.dtype = place.dtype
+    decoder.to(place.device, place.dtype)
     lines += [Line.of_whole(verdict) for verdict in check_end_to_end(decoder, load_tokenizer(folder), full)]
     return lines
 
@@ -119,30 +166,31 @@ def _torch_lines(config: ModelConfig, full: bool, show: Callable[[str], None]) -
     return lines
 
 
-def _certificate(model: str, config: ModelConfig, lines: list[Line], full: bool) -> dict[str, Any]:
+def _certificate(model: str, config: ModelConfig, lines: list[Line], full: bool, place: Place) -> dict[str, Any]:
     results = [vars(line) for line in lines]
-    name = backend.cpu_backend()
+    name = backend.cpu_backend() if place.device.type == "cpu" else backend.name_on(place.device)
     return sealed(
         {
             "issued": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "nature": "self-issued: the digest is a checksum, no signature",
             "holds": all(line.holds for line in lines),
-            "device": {"kind": "cpu", **cpu_identity()},
+            "device": _device(place.device),
             "software": {
                 "zerogap": __version__,
                 "numerics_version": NUMERICS_VERSION,
-                "backend": f"cpu-{name}",
+                "backend": backend.name_on(place.device),
                 "kernels_digest": kernels_digest() if name == "native" else None,
                 "cpu_path": backend.cpu_path() if name == "native" else None,
+                **_gpu_software(place.device),
                 "code_digest": code_digest(),
                 "torch": torch.__version__,
                 "cpu_capability": torch.backends.cpu.get_cpu_capability(),
                 "compiler": _compiler(),
                 "python": platform.python_version(),
             },
-            "threads": list(THREADS),
+            "threads": list(THREADS) if place.device.type == "cpu" else [],
             "model": {"name": model, **_shape(config)},
-            "dtype": "float32",
+            "dtype": str(place.dtype).removeprefix("torch."),
             "extent": "full" if full else "quick",
             "tests": results,
             "results_digest": hashlib.sha256(canonical({"tests": results}).encode()).hexdigest(),
@@ -164,6 +212,49 @@ def _shape(config: ModelConfig) -> dict[str, Any]:
         "tied_embeddings": config.tie_embeddings,
         "rope": config.rope.variant,
     }
+
+
+def _device(device: torch.device) -> dict[str, str]:
+    """Return what tells one kind of device from another."""
+    if device.type == "cpu":
+        return {"kind": "cpu", **cpu_identity()}
+    properties = torch.cuda.get_device_properties(device)
+    if torch.version.hip:
+        architecture = properties.gcnArchName.split(":")[0]
+    else:
+        architecture = f"sm_{properties.major}{properties.minor}"
+    return {"kind": "gpu", "model": properties.name, "architecture": architecture}
+
+
+def _gpu_software(device: torch.device) -> dict[str, Any]:
+    """Return driver, CUDA or ROCm, Triton, and what the kernel table chose in this process."""
+    if device.type == "cpu":
+        return {}
+    import triton
+
+    from zerogap.ops.triton.table import choices
+
+    return {
+        "driver": _driver(),
+        "cuda": torch.version.cuda,
+        "rocm": torch.version.hip,
+        "triton": triton.__version__,
+        "kernels": choices(),
+    }
+
+
+def _driver() -> str:
+    """Return the driver's version, or ``unknown``."""
+    if torch.version.hip:
+        path = Path("/sys/module/amdgpu/version")
+        return path.read_text().strip() if path.is_file() else "unknown"
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except Exception:  # any failure of the driver's library, which is not needed for more
+        return "unknown"
 
 
 def _compiler() -> str:

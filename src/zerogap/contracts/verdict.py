@@ -21,7 +21,7 @@ _LEARN = {
     "software": "give --python VENV/bin/python, --facts FILE, --stack NAME (a known set), or --assume {name}=VALUE",
     "model": "give --model FOLDER_OR_NAME, or --assume {name}=VALUE",
     "env": "set it in the launch (--launch FILE), or --assume {name}=VALUE",
-    "certificate": "measure it: zerogap certify --model {model}",
+    "certificate": "measure it there: zerogap certify --model {model}; for a GPU with --device cuda:0",
     "zerogap": "give --python VENV/bin/python, or --assume {name}=VALUE",
     "probe": "measure it: zerogap probe URL",
     "log": "give --against LOG",

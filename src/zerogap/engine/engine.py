@@ -68,7 +68,7 @@ class Engine:
         self.decoder = decoder.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.config = config
-        bytes_per_page = PagedCache.page_bytes(decoder.config, config.page_size, decoder.dtype)
+        bytes_per_page = PagedCache.page_bytes(decoder.config, config.page_size, decoder.dtype, decoder.device)
         self.num_pages = page_count(config, bytes_per_page, decoder.config.max_positions)
         self.hooks: tuple[Hook, ...] = ()
         self.version = 0
@@ -82,7 +82,8 @@ class Engine:
 
     def new_cache(self) -> PagedCache:
         """Return an empty KV cache of the engine's size."""
-        return PagedCache(self.decoder.config, self.num_pages, self.config.page_size, self.decoder.dtype)
+        decoder = self.decoder
+        return PagedCache(decoder.config, self.num_pages, self.config.page_size, decoder.dtype, decoder.device)
 
     def add(self, request: Request, want_text: bool = False) -> None:
         """Queue a request.

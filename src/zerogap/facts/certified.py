@@ -50,19 +50,36 @@ def certificate_facts(facts: Facts, folder: Path | None = None) -> Facts:
 def _wanted(facts: Facts) -> dict[str, dict[str, Any]]:
     kernels = facts.get("software.zerogap_kernels")
     backend = None if kernels is None else "cpu-portable" if kernels.value == ABSENT else "cpu-native"
-    torch = facts.get("software.torch")
+    stated = facts.get("zerogap.backend")
+    on_gpu = stated is not None and stated.value == "gpu-triton"
+    software: dict[str, Any] = {
+        "zerogap": __version__,
+        "numerics_version": NUMERICS_VERSION,
+        "code_digest": code_digest(),
+        "backend": "gpu-triton" if on_gpu else backend,
+        "torch": _value(facts, "software.torch"),
+    }
+    if on_gpu:
+        software["triton"] = _value(facts, "software.triton")
+    elif backend == "cpu-native":
+        software["kernels_digest"] = kernels_digest()
     return {
-        "device": {"kind": "cpu", **cpu_identity()},
-        "software": {
-            "zerogap": __version__,
-            "numerics_version": NUMERICS_VERSION,
-            "code_digest": code_digest(),
-            "backend": backend,
-            **({"kernels_digest": kernels_digest()} if backend == "cpu-native" else {}),
-            "torch": None if torch is None else torch.value,
-        },
+        "device": _gpu(facts) if on_gpu else {"kind": "cpu", **cpu_identity()},
+        "software": software,
         "model": {key: facts[f"model.{key}"].value if f"model.{key}" in facts else None for key in _SHAPE},
     }
+
+
+def _gpu(facts: Facts) -> dict[str, Any]:
+    capability, gfx = (_value(facts, f"gpu.engine.{name}") for name in ("capability", "gfx"))
+    known = capability if capability != ABSENT else gfx
+    architecture = f"sm_{known.replace('.', '')}" if isinstance(known, str) and known == capability else known
+    return {"kind": "gpu", "model": _value(facts, "gpu.engine.name"), "architecture": architecture}
+
+
+def _value(facts: Facts, name: str) -> Any:
+    fact = facts.get(name)
+    return None if fact is None else fact.value
 
 
 def _difference(record: dict[str, Any], wanted: dict[str, dict[str, Any]]) -> str | None:

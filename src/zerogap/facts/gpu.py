@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from zerogap.errors import UsageError, nearest
 from zerogap.facts.fact import EachOf, Fact, Facts, Value
@@ -37,10 +38,26 @@ class Gpu:
     unified_memory: bool = False
     mig: bool = False
 
+    @property
+    def architecture(self) -> str | None:
+        """The compiler's name of it, such as "sm_121" or "gfx942"."""
+        return self.gfx if self.capability is None else f"sm_{self.capability.replace('.', '')}"
+
+
+@cache
+def _file() -> dict[str, Any]:
+    return tomllib.loads((files("zerogap.facts") / "gpus.toml").read_text(encoding="utf-8"))
+
+
+@cache
+def compiled_architectures() -> frozenset[str]:
+    """Return the architectures that our own GPU kernels are built for."""
+    return frozenset(_file()["compiled"])
+
 
 @cache
 def _table() -> tuple[tuple[re.Pattern[str], Gpu], ...]:
-    rows = tomllib.loads((files("zerogap.facts") / "gpus.toml").read_text(encoding="utf-8"))["gpu"]
+    rows = _file()["gpu"]
     return tuple((re.compile(row["match"]), Gpu(**{key: row[key] for key in row if key != "match"})) for row in rows)
 
 

@@ -48,6 +48,11 @@ class Decoder(nn.Module):
         self.to(dtype)
 
     @property
+    def device(self) -> torch.device:
+        """Where the weights are, and the rows go."""
+        return self.model.embed_tokens.weight.device
+
+    @property
     def lm_head_weight(self) -> Tensor:
         """Weight of the LM head [V, K]: the embedding's, if tied."""
         return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
@@ -69,8 +74,9 @@ class Decoder(nn.Module):
                 rows.plan,
                 cache.memory.cache,  # type: ignore[attr-defined]
             )
-        cos, sin = (table[rows.positions_R].to(self.dtype) for table in tables)
-        return self._forward(rows.tokens_R, (cos, sin), rows, cache, hooks)
+        # Positions are the CPU's, so that nothing waits for a GPU.
+        cos, sin = (table[rows.positions_R].to(self.dtype).to(self.device, non_blocking=True) for table in tables)
+        return self._forward(rows.tokens_R.to(self.device, non_blocking=True), (cos, sin), rows, cache, hooks)
 
     def _forward(self, tokens_R: Tensor, angles: Angles, rows: Rows, cache: KVCache, hooks: Sequence[Hook]) -> Tensor:
         def emit(layer: int, op: str, x: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor
 from zerogap import ops
 from zerogap.models.config import ModelConfig
 from zerogap.ops import backend
+
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Rows:
     positions_R: Tensor
     slots_R: Tensor
     plan: ops.AttentionPlan
+    _moved: dict[torch.device, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @staticmethod
     def build(sequences: Sequence[SequenceRows], page_size: int) -> Rows:
@@ -50,6 +53,13 @@ class Rows:
             [ops.Chunk(rows.start, len(rows.tokens), rows.block_table) for rows in sequences], page_size
         )
         return Rows(tokens, plan.positions_R, plan.slots_R, plan)
+
+    def slots_on(self, device: torch.device) -> Tensor:
+        """Return ``slots_R`` on a device; it is brought there once for all layers."""
+        moved = self._moved.get(device)
+        if moved is None:
+            moved = self._moved[device] = self.slots_R.to(device, non_blocking=True)
+        return moved
 
     @staticmethod
     def packed(sequences: Sequence[Sequence[int]]) -> Rows:
@@ -64,21 +74,31 @@ class Rows:
 class PagedCache:
     """Keys and values of all layers in pages of the engine's memory."""
 
-    def __init__(self, config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype = torch.float32):
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_pages: int,
+        page_size: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device = _CPU,
+    ):
         self.page_size = page_size
         self.num_pages = num_pages
-        kind = backend.of_dtype(dtype).KVMemory
-        self.memory = kind(config.num_layers, num_pages, page_size, config.num_kv_heads, config.head_dim, dtype)
+        kind = backend.on(device, dtype).KVMemory
+        sizes = (config.num_layers, num_pages, page_size, config.num_kv_heads, config.head_dim, dtype)
+        self.memory = kind(*sizes) if device.type == "cpu" else kind(*sizes, device)
 
     @staticmethod
-    def page_bytes(config: ModelConfig, page_size: int, dtype: torch.dtype = torch.float32) -> int:
+    def page_bytes(
+        config: ModelConfig, page_size: int, dtype: torch.dtype = torch.float32, device: torch.device = _CPU
+    ) -> int:
         """Return the memory of one page over all layers, in bytes."""
-        kind = backend.of_dtype(dtype).KVMemory
+        kind = backend.on(device, dtype).KVMemory
         return kind.page_bytes(config.num_layers, page_size, config.num_kv_heads, config.head_dim, dtype)
 
     def update(self, layer: int, k_RGD: Tensor, v_RGD: Tensor, rows: Rows) -> tuple[Any, Any]:
         """Store the rows' keys and values; return what ``ops.attention`` takes as all of the layer's."""
-        return self.memory.store(layer, rows.slots_R, k_RGD, v_RGD)
+        return self.memory.store(layer, rows.slots_on(k_RGD.device), k_RGD, v_RGD)
 
     def clear_pages(self, pages: Sequence[int]) -> None:
         """Zero freed pages, so that nothing of one sequence is left for the next."""

@@ -137,5 +137,5 @@ def tensor_digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 def _digest(tensor: Tensor) -> str:
     tensor = tensor.detach().contiguous()
     digest = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)}\n".encode())
-    digest.update(tensor.view(torch.uint8).reshape(-1).numpy().data if tensor.numel() else b"")
+    digest.update(tensor.cpu().view(torch.uint8).reshape(-1).numpy().data if tensor.numel() else b"")
     return digest.hexdigest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -21,17 +21,24 @@ def guard() -> Iterator[None]:
         UsageError: another library has set the CPU to flush subnormal numbers to zero and it cannot be undone here.
     """
     # The per-operation setting: the older getter raises where a process has used both.
-    products = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-    precision = products.fp32_precision
-    products.fp32_precision = "ieee"
+    kinds = (torch.backends.mkldnn.matmul, torch.backends.cuda.matmul)  # type: ignore[attr-defined]
+    precisions = [products.fp32_precision for products in kinds]
+    for products in kinds:
+        products.fp32_precision = "ieee"
     try:
-        with torch.autocast("cpu", enabled=False):
+        with torch.autocast("cpu", enabled=False), _no_gpu_autocast():
             if flushes_subnormals():
                 torch.set_flush_denormal(False)
                 require_subnormals()
             yield
     finally:
-        products.fp32_precision = precision
+        for products, precision in zip(kinds, precisions, strict=True):
+            products.fp32_precision = precision
+
+
+def _no_gpu_autocast() -> AbstractContextManager[object]:
+    """Switch autocast off for the GPU as well; without one, asking for it would only warn."""
+    return torch.autocast("cuda", enabled=False) if torch.cuda.is_available() else nullcontext()
 
 
 def require_subnormals() -> None:

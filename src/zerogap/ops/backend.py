@@ -1,7 +1,8 @@
 """Which backend computes: chosen once per process, the same for engine and trainer, and part of every record.
 
-On the CPU the native kernels (package ``zerogap-kernels``) serve if they are installed, else the portable ops. Tensors
-in float64 always go to the portable ops: they are the oracle. ``ZEROGAP_BACKEND=native|portable`` forces one.
+On a GPU the Triton kernels serve. On the CPU the native kernels (package ``zerogap-kernels``) do if they are installed,
+else the portable ops. Tensors in float64 always go to the portable ops: they are the oracle.
+``ZEROGAP_BACKEND=native|portable`` forces one for the CPU, and ``triton`` where Triton's interpreter is on (for tests).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from zerogap.ops import record
 from zerogap.ops.record import Symbol
 
 CPU_BACKENDS = ("native", "portable")
+_INTERPRETED = "triton"
 _chosen: str | None = None
 
 
@@ -94,7 +96,12 @@ def describe() -> str:
 
 def of(x: Tensor | Symbol) -> ModuleType:
     """Return the backend that computes with ``x``; for a symbol, what notes ops down."""
-    return record if isinstance(x, Symbol) else of_dtype(x.dtype)
+    return record if isinstance(x, Symbol) else on(x.device, x.dtype)
+
+
+def on(device: torch.device, dtype: torch.dtype) -> ModuleType:
+    """Return the backend that computes with tensors of a type on a device."""
+    return _module("triton") if device.type == "cuda" and dtype != torch.float64 else of_dtype(dtype)
 
 
 def of_dtype(dtype: torch.dtype) -> ModuleType:
@@ -107,7 +114,14 @@ def _module(name: str) -> ModuleType:
     return importlib.import_module(f"zerogap.ops.{name}")
 
 
+def name_on(device: torch.device) -> str:
+    """Return what records call the backend of a device: ``gpu-triton``, ``cpu-native`` or ``cpu-portable``."""
+    return "gpu-triton" if device.type == "cuda" else f"cpu-{cpu_backend()}"
+
+
 def _checked(name: str, where: str) -> str:
+    if name == _INTERPRETED and os.environ.get("TRITON_INTERPRET") == "1":
+        return name
     if name not in CPU_BACKENDS:
         raise UsageError(f"{where}: {name!r} is none of {', '.join(CPU_BACKENDS)}{nearest(name, CPU_BACKENDS)}")
     missing = native_missing() if name == "native" else None

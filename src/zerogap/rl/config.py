@@ -77,6 +77,11 @@ class ModelSection(Section):
         description="what computes on both sides: native = the CPU kernels of zerogap-kernels, portable = torch; "
         "auto = native if it is installed",
     )
+    device: str = Field(
+        default="cpu",
+        pattern=r"^(cpu|cuda:\d+)$",
+        description="where engine and trainer compute: cpu, or a GPU by number, such as cuda:0; never guessed",
+    )
     max_positions: int | None = Field(
         default=None, ge=1, description="longest prompt plus completion, tokens; unset = what the model allows"
     )

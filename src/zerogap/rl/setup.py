@@ -63,6 +63,14 @@ class Run:
     checkpoint: Checkpoint | None
 
 
+def _device(config: Config) -> torch.device:
+    device = torch.device(config.model.device)
+    count = torch.cuda.device_count()
+    if device.type == "cuda" and device.index >= count:
+        raise UsageError(f"model.device={device}: PyTorch {torch.__version__} can use {count} GPUs of this machine")
+    return device
+
+
 def set_up(config: Config, resume: str | None) -> Run:
     """Build a run.
 
@@ -93,11 +101,14 @@ def set_up(config: Config, resume: str | None) -> Run:
     require_memory(estimate_memory(config, shape, longest), available_memory(), psutil.Process().memory_info().rss)
     with ambient.guard():
         decoder = load_decoder(source) if checkpoint is None else load_weights(checkpoint)
-        prove_row_law(decoder.config, decoder.dtype)
+        device = _device(config)
+        if device.type == "cpu":
+            prove_row_law(decoder.config, decoder.dtype)
+        decoder.to(device)
     decoder.gradient_checkpointing = config.train.gradient_checkpointing
     engine = Engine(copy.deepcopy(decoder), tokenizer, _engine_config(config, longest))
     optimiser = Optimiser(decoder.named_parameters(), _optimiser_settings(config))
-    numerics = describe_numerics(decoder.config)
+    numerics = describe_numerics(decoder.config, device)
     if checkpoint is not None:
         _check_numerics(checkpoint, numerics)
         _check_prompts(checkpoint, task)

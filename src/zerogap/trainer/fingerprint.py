@@ -19,30 +19,32 @@ from zerogap.trainer.optimiser import Optimiser, OptimiserSettings
 
 _LENGTHS = (61, 1, 130, 1100)  # rows of the probe's sequences, where the context has room: no multiple of any tile
 _ROWS = 1700  # in all: libraries and attention change their ways with the number of rows and positions
+_CPU = torch.device("cpu")
 _EVERY = 9  # of so many rows one gets a log-prob: the LM head runs on chunks, however many rows there are
 
 
-def environment() -> dict[str, Any]:
-    """Return what may change bits: numerics version, backend, kernels, torch version, CPU path, thread count."""
-    name = backend.cpu_backend()
+def environment(device: torch.device = _CPU) -> dict[str, Any]:
+    """Return what may change bits: numerics version, backend, kernels, torch version, device, CPU path, threads."""
+    name = backend.cpu_backend() if device.type == "cpu" else backend.name_on(device)
     return {
         "numerics_version": NUMERICS_VERSION,
         "backend": name,
         "kernels": kernels_digest() if name == "native" else None,
+        **({} if device.type == "cpu" else {"gpu": torch.cuda.get_device_name(device)}),
         "torch": torch.__version__,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
     }
 
 
-def describe_numerics(config: ModelConfig) -> dict[str, Any]:
+def describe_numerics(config: ModelConfig, device: torch.device = _CPU) -> dict[str, Any]:
     """Return the environment and the model's `fingerprint` in it, measured once per process and thread count."""
-    return environment() | {"fingerprint": _measured_once(config, torch.get_num_threads())}
+    return environment(device) | {"fingerprint": _measured_once(config, torch.get_num_threads(), device)}
 
 
 @lru_cache(maxsize=8)
-def _measured_once(config: ModelConfig, threads: int) -> str:
-    return fingerprint(config)
+def _measured_once(config: ModelConfig, threads: int, device: torch.device) -> str:
+    return fingerprint(config, device)
 
 
 def probe_lengths(config: ModelConfig) -> list[int]:
@@ -53,7 +55,7 @@ def probe_lengths(config: ModelConfig) -> list[int]:
     return lengths
 
 
-def fingerprint(config: ModelConfig) -> str:
+def fingerprint(config: ModelConfig, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> str:
     """Return a digest of the weights after one update of a single random layer of this model's shapes.
 
     About 1,700 rows, one sequence of up to 1,100 positions among them, as far as the model's context allows. Two
@@ -68,10 +70,13 @@ def fingerprint(config: ModelConfig) -> str:
     sequences = [torch.randint(config.vocab_size, (n,), generator=generator).tolist() for n in probe_lengths(config)]
     scored_R = torch.arange(0, sum(map(len, sequences)), _EVERY)
     targets_R = torch.randint(config.vocab_size, scored_R.shape, generator=generator)
+    decoder = decoder.to(device, dtype)
+    decoder.dtype = dtype
     optimiser = Optimiser(decoder.named_parameters(), OptimiserSettings(learning_rate=1e-3))
     with ambient.guard():
         hidden_RK = decoder.hidden(Rows.packed(sequences), PackedCache())
         settings = ops.SamplerRows.uniform_settings(len(targets_R))
-        ops.token_logprobs(hidden_RK[scored_R], decoder.lm_head_weight, targets_R, settings).logprob_R.mean().backward()
+        hidden_SK, targets_R = hidden_RK[scored_R.to(device)], targets_R.to(device)
+        ops.token_logprobs(hidden_SK, decoder.lm_head_weight, targets_R, settings).logprob_R.mean().backward()
         optimiser.apply()
     return weights_digest(decoder.state_dict())

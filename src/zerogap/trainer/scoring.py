@@ -61,8 +61,12 @@ def forward(decoder: Decoder, batch: MicroBatch, want_kept: bool = False) -> ops
         want_kept: also return the kept set of every token.
     """
     hidden_RK = decoder.hidden(batch.rows(), PackedCache())
-    hidden_SK = hidden_RK.index_select(0, batch.scored_S)
-    return ops.token_logprobs(hidden_SK, decoder.lm_head_weight, batch.targets_S, batch.settings, want_kept=want_kept)
+    hidden_SK = hidden_RK.index_select(0, batch.scored_S.to(decoder.device))
+    targets_S = batch.targets_S.to(decoder.device)
+    result = ops.token_logprobs(hidden_SK, decoder.lm_head_weight, targets_S, batch.settings, want_kept=want_kept)
+    # The loss stands on one number per token: it is the CPU's, wherever the model is.
+    mass_R = None if result.kept_mass_R is None else result.kept_mass_R.cpu()
+    return ops.TokenLogprobs(result.logprob_R.cpu(), result.entropy_R.cpu(), result.kept, mass_R)
 
 
 def split_scores(batch: MicroBatch, result: ops.TokenLogprobs) -> list[Scored]:

@@ -18,11 +18,21 @@ class KVMemory:
         kv_heads: key/value heads.
         head_dim: elements of a head.
         dtype: of keys and values.
+        device: where they lie.
     """
 
-    def __init__(self, layers: int, pages: int, page_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype):
+    def __init__(
+        self,
+        layers: int,
+        pages: int,
+        page_size: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ):
         self._pages = pages
-        self._keys = torch.zeros(layers, kv_heads, pages * page_size, head_dim, dtype=dtype)
+        self._keys = torch.zeros(layers, kv_heads, pages * page_size, head_dim, dtype=dtype, device=device)
         self._values = torch.zeros_like(self._keys)
 
     @staticmethod
@@ -40,6 +50,6 @@ class KVMemory:
     def clear(self, pages: Sequence[int]) -> None:
         """Zero pages in all layers."""
         shape = (*self._keys.shape[:2], self._pages, -1)
-        index = torch.tensor(list(pages))
+        index = torch.tensor(list(pages), device=self._keys.device)
         self._keys.view(shape).index_fill_(2, index, 0.0)
         self._values.view(shape).index_fill_(2, index, 0.0)

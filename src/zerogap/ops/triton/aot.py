@@ -1,0 +1,128 @@
+"""Every kernel in every configuration that a run may launch, and how to build one without a GPU.
+
+A module of kernels lists them in ``KERNELS`` (the same on all architectures) or returns them from ``configs(target)``.
+The tests build the whole list for each architecture and read instruction, shared memory and spills from the result.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from zerogap.ops.triton.targets import Target, pinned
+
+
+@dataclass(frozen=True)
+class KernelConfig:
+    """One kernel as it is launched.
+
+    Attributes:
+        name: op and variant, unique within an architecture, such as ``linear/decode``.
+        function: the ``@triton.jit`` function.
+        signature: type of each argument that is no constant, in Triton's words: ``*bf16``, ``*fp32``, ``i32``.
+            All pointers are 16-byte aligned; integers are not specialised.
+        constexprs: values of the constant arguments.
+        num_warps: warps of a program.
+        num_stages: depth of the software pipeline.
+        dtype: of the op's rows: ``bfloat16``, ``float16`` or ``float32``.
+        op: configurations of the same op and dtype must have one matrix instruction and one order of sums.
+        role: ``decode``, ``prefill``, ``training``, ``backward``, or ``any``.
+    """
+
+    name: str
+    function: Any
+    signature: dict[str, str]
+    constexprs: dict[str, Any]
+    num_warps: int = 4
+    num_stages: int = 1
+    dtype: str = "bfloat16"
+    op: str = ""
+    role: str = "any"
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a build says about itself.
+
+    Attributes:
+        shared_memory: bytes of one program.
+        instructions: matrix instructions with their shapes, as PTX or AMDGCN spells them, in sorted order.
+        hot_spills: accesses to spilled registers in the innermost loops that multiply; on AMD in the whole kernel.
+        ttgir: Triton's GPU intermediate text, from which layouts and shapes are read.
+        assembly: PTX or AMDGCN text.
+    """
+
+    shared_memory: int
+    instructions: tuple[str, ...]
+    hot_spills: int
+    ttgir: str
+    assembly: str
+
+
+def configs(target: Target) -> Iterator[KernelConfig]:
+    """Yield every kernel in every configuration that a run on ``target`` may launch."""
+    import zerogap.ops.triton as package
+
+    for name in sorted(module.name for module in pkgutil.iter_modules(package.__path__)):
+        module = importlib.import_module(f"{package.__name__}.{name}")
+        if module.__name__ == __name__:
+            continue
+        if hasattr(module, "configs"):
+            yield from module.configs(target)
+        else:
+            yield from getattr(module, "KERNELS", ())
+
+
+def compile_options(config: KernelConfig, target: Target) -> dict[str, Any]:
+    """Return all options of a build or a launch."""
+    return {"num_warps": config.num_warps, "num_stages": config.num_stages, **pinned(target), **config.options}
+
+
+def build(config: KernelConfig, target: Target) -> Built:
+    """Compile a kernel for an architecture; no GPU is needed."""
+    import triton
+    from triton.compiler import ASTSource
+
+    names = config.function.arg_names
+    missing = set(names) ^ (set(config.signature) | set(config.constexprs))
+    assert not missing, f"{config.name}: signature and constants do not match the kernel's arguments: {missing}"
+    signature = {name: config.signature.get(name, "constexpr") for name in names}
+    attributes = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if signature[name].startswith("*")}
+    source = ASTSource(config.function, signature, config.constexprs, attributes)
+    compiled = triton.compile(source, target=target.gpu_target(), options=compile_options(config, target))
+    assembly = compiled.asm["ptx" if target.backend == "cuda" else "amdgcn"]
+    if target.backend == "cuda":
+        spills = _hot_spills(compiled.asm["sass"])
+    else:
+        spills = int(re.search(r"\.vgpr_spill_count:\s*(\d+)", assembly)[1])  # type: ignore[index]
+    return Built(compiled.metadata.shared, _instructions(assembly), spills, compiled.asm["ttgir"], assembly)
+
+
+_INSTRUCTION = re.compile(r"\b(mma\.sync[\w.]*|wgmma\.mma_async[\w.]*|tcgen05\.mma[\w.:]*|v_mfma_\w+)")
+
+
+def _instructions(assembly: str) -> tuple[str, ...]:
+    return tuple(sorted(set(_INSTRUCTION.findall(assembly))))
+
+
+_MATRIX = re.compile(r"\b(HMMA|HGMMA|UTCHMMA|UTC\w*MMA|FFMA|FMUL)\b")
+_SPILL = re.compile(r"\b(LDL|STL)\b")
+
+
+def _hot_spills(sass: str) -> int:
+    """Count accesses to spilled registers in the innermost loops that multiply matrices."""
+    lines = sass.splitlines()
+    labels = {match[1]: i for i, line in enumerate(lines) if (match := re.match(r"\s*(\.?L\w+):", line))}
+    loops = []
+    for i, line in enumerate(lines):
+        match = re.search(r"\bBRA\b.*?(\.?L_?\w+)", line)
+        if match and labels.get(match[1], i) < i:
+            loops.append((labels[match[1]], i))
+    hot = [loop for loop in loops if _MATRIX.search("\n".join(lines[loop[0] : loop[1]]))]
+    inner = [(a, b) for a, b in hot if not any((a, b) != (c, d) and a <= c and d <= b for c, d in hot)]
+    return sum(bool(_SPILL.search(line)) for a, b in inner for line in lines[a:b])

@@ -1,0 +1,141 @@
+"""Every kernel is built for every architecture without a GPU, and what the compiler made of it is read.
+
+Decode, prefill and training variants of an op must use one matrix instruction of one shape and one order of K: what
+keeps the row law on a GPU is that they are the same arithmetic. The short form builds the variants of some ops; the
+full matrix (about an hour of one core) is marked slow.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed: pip install 'zerogap[gpu]'")
+
+from zerogap.ops.triton import aot
+from zerogap.ops.triton.aot import Built, KernelConfig
+from zerogap.ops.triton.targets import TARGETS, Target
+
+HALF = {
+    "mma": r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.\w+\.\w+\.f32",
+    "wgmma": r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k16\.f32\.\w+\.\w+",
+    "tcgen05": r"tcgen05\.mma\.cta_group::1\.kind::f16",
+    "mfma": r"v_mfma_f32_16x16x(16|32)_b?f16",
+}
+# A warp of mma.sync holds 16 rows of 256 accumulators and queries: all but the last few of its registers. The walk over
+# several splits goes over by this many accesses per key block; no other forward kernel may.
+SPILLS = {("mma", "attention 256x4"): 20}
+SHORT = [
+    ("sm_80", "linear 2560x4096/8", "bfloat16"),
+    ("sm_90", "linear 2560x4096/8", "bfloat16"),
+    ("sm_120", "linear 1024x2560/1", "float16"),
+    ("sm_100", "linear 1024x2560/1", "bfloat16"),
+    ("gfx942", "linear 2560x4096/8", "bfloat16"),
+    ("gfx950", "attention 128x4", "bfloat16"),
+    ("sm_90", "attention 64x3", "bfloat16"),
+    ("sm_89", "linear combine", "float32"),
+    ("sm_90", "silu_mul", "bfloat16"),
+    ("sm_120", "column sums", "float32"),
+    ("sm_120", "distribution draw", "float32"),
+    ("gfx942", "kept set last", "float32"),
+    ("gfx950", "uniform", "float64"),
+]
+
+
+def groups(target: Target) -> dict[tuple[str, str], list[KernelConfig]]:
+    found = defaultdict(list)
+    for config in aot.configs(target):
+        found[config.op, config.dtype].append(config)
+    return dict(found)
+
+
+def shapes(built: Built) -> set[str]:
+    """Shapes of the matrix instructions, and of the accumulators of tcgen05, which lie in tensor memory."""
+    text = built.ttgir
+    return {*re.findall(r"instrShape = \[[\d, ]+\]", text), *re.findall(r"tensor_memory_encoding<[^>]*>", text)}
+
+
+def orders(built: Built) -> set[tuple[str, ...]]:
+    """K and types of each product of tiles: [M, K] x [K, N]."""
+    found = set()
+    for line in built.ttgir.splitlines():
+        if re.search(r"= (tt\.dot|ttng\.warp_group_dot)\b|ttng\.tc_gen5_mma\b", line):
+            tiles = re.findall(r"<(\d+)x(\d+)x(bf16|f16|f32)\b", line.split(" : ")[-1])
+            (_, k, left), (inner, _, right) = tiles[0], tiles[1]
+            assert k == inner, line
+            found.add((k, left, right))
+    return found
+
+
+def row_sums(built: Built) -> set[str]:
+    """Layouts in which sums along rows are taken: they decide the order of the additions."""
+    names = re.findall(r"\(tensor<\d+x\d+xf32, (#\w+)>\) -> tensor<\d+xf32", built.ttgir)
+    return {re.search(rf"^{name} = (.*)$", built.ttgir, re.MULTILINE)[1] for name in names}  # type: ignore[index]
+
+
+def check(target: Target, configs: list[KernelConfig]) -> None:
+    built = {config.name: aot.build(config, target) for config in configs}
+    for config in configs:
+        one = built[config.name]
+        assert one.shared_memory <= target.shared_memory, f"{config.name}: {one.shared_memory} bytes"
+        assert not re.search(r"\b(atom|red)\.(global|shared)|_atomic_", one.assembly), f"{config.name}: an atomic"
+        assert not any("tf32" in name or "xf32" in name for name in one.instructions), config.name
+        if config.role == "backward":
+            continue
+        allowed = 0 if config.dtype == "float32" else SPILLS.get((target.instruction, config.op), 0)
+        assert one.hot_spills <= allowed, f"{config.name}: {one.hot_spills} accesses to spilled registers in a hot loop"
+        if orders(one) and config.dtype != "float32":
+            assert one.instructions, f"{config.name}: products without a matrix instruction"
+            for instruction in one.instructions:
+                assert re.fullmatch(HALF[target.instruction], instruction), f"{config.name}: {instruction}"
+        elif not orders(one) and "math.fma" not in one.ttgir:  # where the kernel states none, the compiler makes none
+            assert not re.search(r"\bfma\.rn\.f32", one.assembly), f"{config.name}: a fused multiply-add"
+    variants = [config.name for config in configs if config.role in ("decode", "prefill", "training")]
+    for what in (shapes, orders, row_sums, lambda one: one.instructions):
+        seen = {name: what(built[name]) for name in variants}
+        assert all(value == seen[variants[0]] for value in seen.values()), f"{target.name}: {seen}"
+
+
+@pytest.mark.parametrize(("name", "op", "dtype"), SHORT)
+def test_variants_are_the_same_arithmetic(name: str, op: str, dtype: str) -> None:
+    check(TARGETS[name], groups(TARGETS[name])[op, dtype])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("name", TARGETS)
+def test_whole_matrix(name: str) -> None:
+    for configs in groups(TARGETS[name]).values():
+        check(TARGETS[name], configs)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_names_are_unique(name: str) -> None:
+    names = [config.name for config in aot.configs(TARGETS[name])]
+    assert len(set(names)) == len(names)
+
+
+def test_the_check_finds_another_instruction() -> None:
+    """On Hopper 16 rows compile to mma.sync and 64 to wgmma: a table with such a decode tile must fail."""
+    target = TARGETS["sm_90"]
+    decode, prefill = (c for c in groups(target)["linear 1024x2560/1", "bfloat16"] if not c.constexprs["HAS_BIAS"])
+    small = KernelConfig(**{**vars(decode), "constexprs": {**decode.constexprs, "BLOCK_M": 16}})
+    with pytest.raises(AssertionError, match=r"mma\.sync"):
+        check(target, [small, prefill])
+
+
+def test_spills_in_hot_loops_are_found() -> None:
+    sass = """
+        LBB0:
+          LDG R1, [R2];
+          HMMA.16816.F32.BF16 R4, R8, R12, R4;
+          STL [R1], R5;
+          @P0 BRA LBB0;
+          STL [R1+0x4], R6;
+        LBB1:
+          LDL R5, [R1];
+          @P0 BRA LBB1;
+    """
+    assert aot._hot_spills(sass) == 1, "neither after the loop nor in a loop without products"
