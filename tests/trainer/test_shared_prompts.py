@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tests.support import random_decoder, same_bits
-from tests.trainer.support import VOCAB, gradients, record_logprobs, threads
+from tests.trainer.support import VOCAB, gradients, record_logprobs
+from zerogap.certify.rows import torch_threads as threads
 from zerogap.models.decoder import Decoder
 from zerogap.models.rows import PackedCache, Rows
 from zerogap.trainer.optimiser import Optimiser, OptimiserSettings
