@@ -22,7 +22,7 @@ from zerogap.models.rows import PackedCache
 from zerogap.models.weights import tensor_digests
 from zerogap.ops import ambient
 from zerogap.rl.gate import Difference
-from zerogap.trainer import TrainSequence, micro_batch, pack
+from zerogap.trainer import TrainSequence, micro_batch, pack, shares_prompts
 
 Site = tuple[int, str]  # (layer, op); layer -1 is the embedding
 Digests = dict[Site, dict[int, set[int]]]  # position -> digests of every time the row was computed
@@ -75,7 +75,9 @@ def locate(
     tensors = _different_tensors(engine, decoder)
     with ambient.guard(), torch.no_grad():
         engine_side, logprob_engine, rows = _engine_digests(engine, sequence, last)
-        packed = _micro_batch_of(sequences, difference.index, micro_batch_rows, set(members))
+        packed = _micro_batch_of(
+            sequences, difference.index, micro_batch_rows, set(members), shares_prompts(decoder.device)
+        )
         trainer_side, logits_trainer = _trainer_digests(decoder, sequences, packed, difference.index, last)
         alone, logits_alone = _trainer_digests(decoder, [sequence], (0,), 0, last)
     for site, by_position in trainer_side.items():
@@ -177,9 +179,9 @@ def _selection(trace: ScheduleTrace, index: int, shared: list[int], last: int) -
 
 
 def _micro_batch_of(
-    sequences: Sequence[TrainSequence], index: int, micro_batch_rows: int, members: Collection[int]
+    sequences: Sequence[TrainSequence], index: int, micro_batch_rows: int, members: Collection[int], share: bool
 ) -> tuple[int, ...]:
-    return next(batch for batch in pack(sequences, sorted(members), micro_batch_rows) if index in batch)
+    return next(batch for batch in pack(sequences, sorted(members), micro_batch_rows, share) if index in batch)
 
 
 def _trainer_digests(
@@ -189,7 +191,7 @@ def _trainer_digests(
 
     The rows of a prompt that it shares with others are its own too.
     """
-    batch = micro_batch(sequences, members)
+    batch = micro_batch(sequences, members, share=shares_prompts(decoder.device))
     rows = batch.places[members.index(index)][: last + 1].tolist()
     recorder = _Recorder(lambda _: (rows, list(range(last + 1))))
     hidden_RK = decoder.hidden(batch.rows(), PackedCache(), (recorder,))

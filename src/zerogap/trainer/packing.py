@@ -23,7 +23,9 @@ from zerogap.trainer.sample import Key, TrainSequence
 KeptRows = tuple[Tensor | None, ...]
 
 
-def pack(sequences: Sequence[TrainSequence], members: Iterable[int], budget: int) -> list[tuple[int, ...]]:
+def pack(
+    sequences: Sequence[TrainSequence], members: Iterable[int], budget: int, share: bool = True
+) -> list[tuple[int, ...]]:
     """Split sequences into micro-batches, keeping their order.
 
     Neighbours with the same prompt are a group, whose prompt counts once. A micro-batch takes the next group as long as
@@ -35,6 +37,7 @@ def pack(sequences: Sequence[TrainSequence], members: Iterable[int], budget: int
         sequences: all sequences.
         members: indices of those to pack, ascending.
         budget: most rows of a micro-batch; at least 1.
+        share: prompts are shared (`shares_prompts`).
 
     Returns:
         Indices of the sequences of each micro-batch.
@@ -44,8 +47,9 @@ def pack(sequences: Sequence[TrainSequence], members: Iterable[int], budget: int
     batches: list[list[int]] = []
     filled = 0
     present = [index for index in members if sequences[index].input_rows]
-    for prompt, indices in groupby(present, lambda index: sequences[index].prompt_tokens):
+    for _, indices in groupby(present, lambda index: sequences[index].prompt_tokens if share else index):
         group = list(indices)
+        prompt = sequences[group[0]].prompt_tokens
         own = [sequences[index].input_rows - len(prompt) for index in group]
         whole = len(prompt) + sum(own)
         if not batches or (filled + whole > budget >= whole):
@@ -64,6 +68,11 @@ def pack(sequences: Sequence[TrainSequence], members: Iterable[int], budget: int
             filled += prompt_rows + rows
             prompt_rows = 0
     return [tuple(batch) for batch in batches]
+
+
+def shares_prompts(device: torch.device) -> bool:
+    """Whether a device's attention can add up the gradients of keys that several sequences share: the CPU's can."""
+    return device.type == "cpu"
 
 
 def mini_batches(keys: Sequence[Key], updates: int, seed: int, step: int) -> list[list[int]]:
@@ -127,7 +136,10 @@ class MicroBatch:
 
 
 def micro_batch(
-    sequences: Sequence[TrainSequence], members: tuple[int, ...], kept: Sequence[KeptRows] | None = None
+    sequences: Sequence[TrainSequence],
+    members: tuple[int, ...],
+    kept: Sequence[KeptRows] | None = None,
+    share: bool = True,
 ) -> MicroBatch:
     """Lay the member sequences end to end, each prompt once.
 
@@ -135,10 +147,11 @@ def micro_batch(
         sequences: all sequences.
         members: those of this micro-batch, each with at least one trained token.
         kept: kept sets to replay, per sequence and trained token; None lets the sampler settings make them.
+        share: prompts are shared (`shares_prompts`).
     """
     chosen = [sequences[member] for member in members]
     counts = tuple(sequence.trained_count for sequence in chosen)
-    chunks, places = lay_out(chosen)
+    chunks, places = lay_out(chosen, share)
     scored, targets = [], []
     for sequence, places_P in zip(chosen, places, strict=True):
         positions = sequence.trained_places + sequence.prompt_length
@@ -155,7 +168,7 @@ def micro_batch(
     )
 
 
-def lay_out(sequences: Sequence[TrainSequence]) -> tuple[list[SequenceRows], list[Tensor]]:
+def lay_out(sequences: Sequence[TrainSequence], share: bool = True) -> tuple[list[SequenceRows], list[Tensor]]:
     """Return the chunks of rows of a micro-batch, and per sequence the row of each of its positions.
 
     A sequence whose prompt no other has is one chunk.
@@ -177,7 +190,7 @@ def lay_out(sequences: Sequence[TrainSequence]) -> tuple[list[SequenceRows], lis
 
     for sequence in sequences:
         prompt, tokens = sequence.prompt_tokens, sequence.tokens[: sequence.input_rows]
-        if sharing[prompt] == 1:
+        if not share or sharing[prompt] == 1:
             before, own = range(0), add(tokens, range(0))
         else:
             if prompt not in prompt_rows:

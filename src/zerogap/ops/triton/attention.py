@@ -60,7 +60,9 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_RHD: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        return *backward(grad_RHD, *ctx.saved_tensors, ctx.plan, ctx.scale), None, None
+        q_RHD, k_SGD, v_SGD, out_RHD, log_sum_RH = ctx.saved_tensors
+        grads = backward(grad_RHD, q_RHD, k_SGD, v_SGD, out_RHD, log_sum_RH, ctx.plan, ctx.scale)
+        return *grads, None, None
 
 
 def _forward(q_RHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, plan: AttentionPlan, scale: float) -> tuple[Tensor, Tensor]:

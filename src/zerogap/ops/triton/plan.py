@@ -68,10 +68,15 @@ class AttentionPlan:
         if self.table_SP.device == device:
             return self
         if device not in self._moved:
-            tensors = (self.table_SP, self.length_S, self.positions_R)
-            moved = (tensor.to(device, non_blocking=True) for tensor in tensors)
             self._moved[device] = AttentionPlan(
-                self.start_S, self.count_S, *moved, self.page_size, self.longest, self.shared
+                self.start_S,
+                self.count_S,
+                self.table_SP.to(device, non_blocking=True),
+                self.length_S.to(device, non_blocking=True),
+                self.positions_R.to(device, non_blocking=True),
+                self.page_size,
+                self.longest,
+                self.shared,
             )
         return self._moved[device]
 
