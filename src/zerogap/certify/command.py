@@ -17,6 +17,7 @@ from rich.table import Table
 
 from zerogap import __version__
 from zerogap.certify.attention import check_attention
+from zerogap.certify.paths import check_paths
 from zerogap.certify.rows import THREADS, RowVerdict, check_rows
 from zerogap.certify.subjects import control_subject, our_subjects, torch_subjects
 from zerogap.certify.whole import (
@@ -81,6 +82,8 @@ def certify_command(model: str, ops: str, backend_name: str, full: bool, as_json
     folder = resolve_model(model)
     config = ModelConfig.from_folder(folder)
     show: Callable[[str], None] = (lambda text: None) if as_json else message
+    if ops == "zerogap":
+        show(f"backend: {backend.describe()}")
     with ambient.guard():
         lines = _torch_lines(config, full, show) if ops == "torch" else _lines(folder, config, full, show)
     holds = all(line.holds for line in lines)
@@ -103,6 +106,9 @@ def _lines(folder: Path, config: ModelConfig, full: bool, show: Callable[[str], 
         lines.append(Line.of_rows(check_rows(subject, full)))
     show("row law of attention ...")
     lines.append(Line.of_rows(check_attention(config, full)))
+    if backend.cpu_backend() == "native":
+        show("every CPU path ...")
+        lines.append(Line.of_whole(check_paths(config, full)))
     show("gradients and repeatability ...")
     lines += [Line.of_whole(verdict) for verdict in (*check_gradients(config), check_repeatability(config))]
     show("engine against trainer ...")
@@ -134,6 +140,7 @@ def _certificate(model: str, config: ModelConfig, lines: list[Line], full: bool)
                 "backend": f"cpu-{name}",
                 "kernels_digest": kernels_digest() if name == "native" else None,
                 "cpu_path": backend.cpu_path() if name == "native" else None,
+                "cpu_paths": list(backend.cpu_paths()) if name == "native" else None,
                 "code_digest": code_digest(),
                 "torch": torch.__version__,
                 "cpu_capability": torch.backends.cpu.get_cpu_capability(),
@@ -184,6 +191,7 @@ def _print(lines: list[Line], holds: bool, path: Path | None, model: str, ops: s
         body = {
             "model": model,
             "ops": ops,
+            "backend": None if ops == "torch" else backend.describe(),
             "holds": holds,
             "first_break": None if first is None else vars(first),
             "tests": [vars(line) for line in lines],

@@ -36,7 +36,13 @@ def packed(weight_NK: Tensor, segments: int = 1) -> Any:
 
 
 def plain(x: Tensor) -> Tensor:
-    """Return the tensor as the kernels take it: without gradient, elements of a row side by side."""
+    """Return the tensor as the kernels take it: without gradient, elements of a row side by side.
+
+    Raises:
+        ValueError: it is not in the CPU's memory.
+    """
+    if not x.is_cpu:
+        raise ValueError(f"tensor {list(x.shape)} is on {x.device}: the native kernels take tensors of the CPU")
     x = x.detach()
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
