@@ -291,7 +291,8 @@ def test_head_sizes(size: int) -> None:
 def test_a_package_that_does_not_load_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "zerogap_kernels"
     folder.mkdir()
-    (folder / "__init__.py").write_text("raise ImportError('libstdc++.so.6: version `GLIBCXX_9' not found')\n")
+    fault = "libstdc++.so.6: version `GLIBCXX_9' not found"
+    (folder / "__init__.py").write_text(f"raise ImportError({fault!r})\n")
     code = (
         "from zerogap.ops import backend\n"
         "print(backend.describe())\n"
@@ -304,7 +305,7 @@ def test_a_package_that_does_not_load_is_named(tmp_path: Path) -> None:
         [sys.executable, "-c", code], env={**env, "PYTHONPATH": path}, capture_output=True, text=True, timeout=120
     )
     first, second = done.stdout.splitlines()
-    assert first == "portable (zerogap-kernels does not load: libstdc++.so.6: version `GLIBCXX_9' not found)"
+    assert first == f"portable (zerogap-kernels does not load: {fault})"
     assert second.startswith("UsageError model.backend: native: zerogap-kernels does not load: libstdc++.so.6")
 
 
