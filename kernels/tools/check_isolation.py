@@ -1,7 +1,7 @@
 """Refuse objects of one path that would lend code to another: `check_isolation.py NM PATH OBJECT...`.
 
-Objects of a path are compiled with its instruction set. A symbol that they define outside the path's own namespace, such as an
-inline function of a shared header, could be the copy that the linker keeps for everyone: a CPU without these
+Objects of a path are compiled with its instruction set. A symbol that they define outside the path's own namespace,
+such as an inline function of a shared header, could be the copy that the linker keeps for everyone: a CPU without these
 instructions would then die in the generic path. Run by the build before it links.
 """
 

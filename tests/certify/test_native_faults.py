@@ -16,7 +16,7 @@ from zerogap.certify.attention import check_attention
 from zerogap.certify.paths import check_paths
 from zerogap.certify.rows import check_rows
 from zerogap.certify.subjects import our_subjects
-from zerogap.certify.whole import check_end_to_end
+from zerogap.certify.whole import check_end_to_end, check_gradients
 from zerogap.models.config import ModelConfig
 from zerogap.models.hub import resolve_model
 from zerogap.models.tokenizer import load_tokenizer
@@ -91,7 +91,7 @@ def thread_dependent_tail(honest: Wrapper) -> Wrapper:
 # Each: the op it sits in, which test must name it first, what the reproducer says.
 FAULTS = {
     split_by_row_count: ("linear", "q_proj", "others: row 0 of 7 at 1 threads"),
-    unordered_sum: ("rms_norm", "rms_norm", "others: row 0 of 2 at 1 threads"),
+    unordered_sum: ("rms_norm", "rms_norm", "others: row 6 of 7 at 1 threads"),
     neighbour_dependent_tile: ("silu_mul", "silu_mul", "others: row 0 of 2 at 1 threads"),
     position_dependent_tail: ("linear", "q_proj", "others: row 8 of 9 at 1 threads"),
     dtype_by_row_count: ("rotary", "rotary", "others: row 0 of 2 at 1 threads"),
@@ -100,7 +100,9 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_found_and_named(fault: Callable[[Wrapper], Wrapper], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_fault_is_found_and_named(
+    fault: Callable[[Wrapper], Wrapper], monkeypatch: pytest.MonkeyPatch
+) -> None:
     op, named, reproducer = FAULTS[fault]
     module = sys.modules["zerogap.ops.native"]
     monkeypatch.setattr(module, op, fault(getattr(module, op)))
@@ -150,3 +152,14 @@ def test_a_path_of_other_bits_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not verdict.holds
     assert verdict.detail.startswith("silu_mul: ")
     assert "of generic differ from" in verdict.detail
+
+
+def test_a_wrong_gradient_of_a_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(verdict.holds for verdict in check_gradients(CONFIG))
+    honest = kernels.silu_mul_backward
+
+    def wrong(gate: Tensor, up: Tensor, grad: Tensor, *rest: Any) -> None:
+        honest(gate, up, grad * 1.001, *rest)
+
+    monkeypatch.setattr(kernels, "silu_mul_backward", wrong)
+    assert [verdict.name for verdict in check_gradients(CONFIG) if not verdict.holds] == ["gradient of silu_mul"]

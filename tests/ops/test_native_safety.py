@@ -1,4 +1,4 @@
-"""The native backend in hard company: two engines at once, forks, interrupts, odd tensors, a package that does not load."""
+"""The native backend in hard company: engines at once, forks, interrupts, odd tensors, a package that does not load."""
 
 from __future__ import annotations
 

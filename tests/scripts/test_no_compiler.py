@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from tests.rl.small_run import arguments
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +24,10 @@ def test_make_leaves_the_kernels_out_and_goes_on(tmp_path: Path) -> None:
     (tmp_path / "venv" / ".installed").touch()  # newer than pyproject.toml: the environment itself is not the subject
     done = command("make", "kernels", f"VENV={tmp_path}/venv", "CXX=/nowhere/g++")
     assert done.returncode == 0, done.stderr
-    assert "no C++ compiler (/nowhere/g++): the native CPU kernels are left out, the portable backend serves" in done.stdout
+    assert (
+        "no C++ compiler (/nowhere/g++): the native CPU kernels are left out, the portable backend serves"
+        in done.stdout
+    )
     assert not (tmp_path / "venv" / ".kernels").exists()  # a compiler that comes later is found
 
 

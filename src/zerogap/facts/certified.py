@@ -26,7 +26,7 @@ _SHAPE = (
 
 
 def certificate_facts(facts: Facts, folder: Path | None = None) -> Facts:
-    """Return ``certificate.holds`` from the newest certificate that fits, or why it is unknown; and ``zerogap.backend``.
+    """Return ``zerogap.backend``, and ``certificate.holds`` from the newest certificate that fits, or why not.
 
     Args:
         facts: what is known of this machine's software and of the model.
