@@ -7,7 +7,7 @@ KERNELS = $(VENV)/.kernels
 SANITIZE = kernels/build/sanitize
 SMOLLM2 = .models/smollm2-135m-instruct
 
-.PHONY: demo kernels test test-all test-portable test-sanitize lint types smollm2 test-smollm2 test-integrations test-peers clean
+.PHONY: demo kernels test test-all test-portable test-sanitize test-no-compiler lint types smollm2 test-smollm2 test-integrations test-peers clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -38,6 +38,9 @@ test-all: $(KERNELS) smollm2  ## the full matrices and the real model
 test-portable: $(STAMP)  ## the laws on the portable backend
 	ZEROGAP_BACKEND=portable $(BIN)/python -m pytest -q -n 2 tests/ops tests/models tests/engine tests/conformance \
 	  tests/trainer tests/certify
+
+test-no-compiler: $(STAMP)  ## what a machine without a C++ compiler gets
+	$(BIN)/python -m pytest -q -m 'slow or not slow' tests/scripts/test_no_compiler.py
 
 # A build of its own beside the installed one. Python was not built with the sanitizers, so they are loaded before it; leaks are its own.
 test-sanitize: $(STAMP)  ## the kernel tests under AddressSanitizer and UndefinedBehaviorSanitizer

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from zerogap import __version__, check
+from zerogap.facts import certified
 from zerogap.facts.certificate import cpu_identity, sealed, write_certificate
 from zerogap.facts.certified import certificate_facts
 from zerogap.facts.collect import Question, gather
+from zerogap.facts.fact import Fact, Facts
 from zerogap.numerics import NUMERICS_VERSION, code_digest
 
 MODEL = "builtin:tiny-qwen3"
@@ -116,3 +118,19 @@ def test_a_model_whose_sizes_are_unknown_fits_no_certificate(folder: Path) -> No
 def test_a_planned_machine_takes_no_certificate_of_this_one(folder: Path) -> None:
     write_certificate(_record(_torch()), folder / "a.json")
     assert "certificate.holds" not in check(model=MODEL, gpu="GB10").facts
+
+
+def test_the_backend_is_what_a_run_would_use(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def backend(installed: str) -> Fact:
+        return certificate_facts(Facts({"software.zerogap_kernels": Fact(installed, "site-packages")}))[
+            "zerogap.backend"
+        ]
+
+    monkeypatch.delenv("ZEROGAP_BACKEND", raising=False)
+    monkeypatch.setattr(certified, "kernels_missing", lambda: None)
+    assert backend("0.1.0").value == "cpu-native"
+    assert backend("absent").value == "cpu-portable"
+    monkeypatch.setattr(certified, "kernels_missing", lambda: "zerogap-kernels does not load: no libstdc++")
+    assert backend("0.1.0") == Fact("cpu-portable", "site-packages, but zerogap-kernels does not load: no libstdc++")
+    monkeypatch.setenv("ZEROGAP_BACKEND", "native")
+    assert backend("0.1.0") == Fact("cpu-native", "ZEROGAP_BACKEND=native")
