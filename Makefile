@@ -50,7 +50,7 @@ test-sanitize: $(STAMP)  ## the kernel tests under AddressSanitizer and Undefine
 	  -Dnanobind_DIR="$$($(BIN)/python -m nanobind --cmake_dir)"
 	$(BIN)/cmake --build $(SANITIZE)
 	mkdir -p $(SANITIZE)/package/zerogap_kernels
-	cp kernels/src/zerogap_kernels/__init__.py $(SANITIZE)/_kernels*.so $(SANITIZE)/build.json $(SANITIZE)/package/zerogap_kernels
+	install kernels/src/zerogap_kernels/__init__.py $(SANITIZE)/_kernels*.so $(SANITIZE)/build.json $(SANITIZE)/package/zerogap_kernels
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 OMP_NUM_THREADS=1 PYTHONPATH=$(SANITIZE)/package \
 	  $(BIN)/python -m pytest -q -p no:cacheprovider -m 'not slow and not sanitized_slow' kernels/tests
