@@ -4,9 +4,11 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 STAMP   = $(VENV)/.installed
 KERNELS = $(VENV)/.kernels
+SANITIZE = kernels/build/sanitize
 SMOLLM2 = .models/smollm2-135m-instruct
 
-.PHONY: demo kernels test test-all test-portable lint types smollm2 test-smollm2 test-integrations test-peers bench-peers bench clean
+.PHONY: demo kernels test test-all test-portable test-sanitize test-no-compiler lint types smollm2 test-smollm2 \
+  test-integrations test-peers bench-peers bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -16,11 +18,10 @@ $(STAMP): pyproject.toml constraints.txt
 # The native CPU kernels are optional: without a C++ compiler everything runs on the portable backend, slower.
 $(KERNELS): $(STAMP) $(wildcard kernels/cpp/* kernels/src/zerogap_kernels/*.py) kernels/CMakeLists.txt kernels/pyproject.toml
 	if command -v $(CXX) >/dev/null; then \
-	  $(BIN)/python -m pip install --quiet --disable-pip-version-check ./kernels; \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check ./kernels && touch $@; \
 	else \
 	  echo "no C++ compiler ($(CXX)): the native CPU kernels are left out, the portable backend serves"; \
 	fi
-	touch $@
 
 kernels: $(KERNELS)  ## build and install the native CPU kernels, if there is a C++ compiler
 
@@ -38,6 +39,22 @@ test-all: $(KERNELS) smollm2  ## the full matrices and the real model
 test-portable: $(STAMP)  ## the laws on the portable backend
 	ZEROGAP_BACKEND=portable $(BIN)/python -m pytest -q -n 2 tests/ops tests/models tests/engine tests/conformance \
 	  tests/trainer tests/certify
+
+test-no-compiler: $(STAMP)  ## what a machine without a C++ compiler gets
+	$(BIN)/python -m pytest -q -m 'slow or not slow' tests/scripts/test_no_compiler.py
+
+# A build of its own beside the installed one. Python was not built with the sanitizers, so they are loaded before it; leaks are its own.
+test-sanitize: $(STAMP)  ## the kernel tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'cmake>=3.20' ninja 'nanobind>=2.2'
+	$(BIN)/cmake -S kernels -B $(SANITIZE) -G Ninja -DZG_SANITIZE=ON -DCMAKE_CXX_COMPILER=$(CXX) \
+	  -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPython_EXECUTABLE=$(abspath $(BIN)/python) \
+	  -Dnanobind_DIR="$$($(BIN)/python -m nanobind --cmake_dir)"
+	$(BIN)/cmake --build $(SANITIZE)
+	mkdir -p $(SANITIZE)/package/zerogap_kernels
+	install kernels/src/zerogap_kernels/__init__.py $(SANITIZE)/_kernels*.so $(SANITIZE)/build.json $(SANITIZE)/package/zerogap_kernels
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 OMP_NUM_THREADS=1 PYTHONPATH=$(SANITIZE)/package \
+	  $(BIN)/python -m pytest -q -p no:cacheprovider -m 'not slow and not sanitized_slow' kernels/tests
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

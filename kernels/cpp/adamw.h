@@ -36,7 +36,7 @@ struct SquaresArgs {
   double* partial;  // [squares_blocks(count)]
   double* sum;
 };
-static inline int64_t squares_blocks(int64_t count) { return (count + SQUARES_BLOCK - 1) / SQUARES_BLOCK; }
+static ZG_SHARED int64_t squares_blocks(int64_t count) { return (count + SQUARES_BLOCK - 1) / SQUARES_BLOCK; }
 
 struct AdamWKernels {
   void (*step)(Team&, Work&, const AdamWArgs&);

@@ -20,15 +20,36 @@ std::string shape_of(const A& array) {
   return text + "]";
 }
 
+inline std::string name_of(nb::dlpack::dtype type) {
+  const char* const kinds[] = {"int", "uint", "float", "handle", "bfloat", "complex", "bool"};
+  return (type.code < 7 ? kinds[type.code] : "type " + std::to_string(type.code) + " of bits ") + std::to_string(type.bits);
+}
+
 [[noreturn]] inline void refuse(const std::string& text) { throw std::invalid_argument(text); }
+
+template <class A>
+void check_aligned(const A& array, const char* name, size_t unit) {
+  if (array.size() > 0 && reinterpret_cast<uintptr_t>(array.data()) % unit != 0)
+    refuse(std::string(name) + " " + shape_of(array) + ": its memory is not aligned to its elements");
+}
 
 template <class T, class A>
 void check_type(const A& array, const char* name) {
   if (array.dtype() != nb::dtype<T>())
-    refuse(std::string(name) + " " + shape_of(array) + ": wrong dtype (code " + std::to_string(array.dtype().code) + ", " +
-           std::to_string(array.dtype().bits) + " bits)");
-  if (reinterpret_cast<uintptr_t>(array.data()) % alignof(T) != 0)
-    refuse(std::string(name) + " " + shape_of(array) + ": its memory is not aligned to its elements");
+    refuse(std::string(name) + " " + shape_of(array) + ": wrong dtype " + name_of(array.dtype()) + ", must be " + name_of(nb::dtype<T>()));
+  check_aligned(array, name, alignof(T));
+}
+
+template <class A>
+bool is_bf16(const A& array) {
+  return array.dtype().code == static_cast<uint8_t>(nb::dlpack::dtype_code::Bfloat) && array.dtype().bits == 16;
+}
+
+// float32 or bfloat16, as weights are.
+template <class A>
+void check_weight_type(const A& array, const char* name) {
+  if (!is_bf16(array)) return check_type<float>(array, name);
+  check_aligned(array, name, alignof(uint16_t));
 }
 
 // Rows [R, K] whose elements lie side by side; rows may be further apart than K.

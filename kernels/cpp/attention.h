@@ -29,7 +29,7 @@ constexpr int64_t SPLIT = 1024;
 constexpr int64_t QUERY_TILE = 16;  // rows of a sequence that share loads of keys and values
 constexpr int64_t KEY_PANEL = 16;   // keys of a panel [D][16]
 
-static inline __attribute__((always_inline)) constexpr int64_t up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+static ZG_SHARED constexpr int64_t up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
 // Rows [first_row, first_row + count) of a batch: the tokens of one sequence from position `start`.
 struct Chunk {

@@ -14,6 +14,7 @@ template <class A>
 void check_heads(const A& array, const char* name) {
   check_type<float>(array, name);
   if (array.ndim() != 3) refuse(std::string(name) + " " + shape_of(array) + ": must have 3 dimensions [rows, heads, head size]");
+  if (array.size() == 0) return;  // strides of nothing mean nothing
   const int64_t heads = static_cast<int64_t>(array.shape(1)), dim = static_cast<int64_t>(array.shape(2));
   if ((dim > 1 && array.stride(2) != 1) || (heads > 1 && dim > 0 && array.stride(1) != dim))
     refuse(std::string(name) + " " + shape_of(array) + ": the heads of a row must be contiguous");

@@ -16,10 +16,9 @@ namespace {
 
 void repack(Packed& packed, const Input& weight, int threads) {
   check_threads(threads);
-  if (packed.kind == Kind::f32)
-    check_type<float>(weight, "weight");
-  else if (weight.dtype().bits != 16 || weight.dtype().code != static_cast<uint8_t>(nb::dlpack::dtype_code::Bfloat))
-    refuse("weight " + shape_of(weight) + ": must be bfloat16");
+  check_weight_type(weight, "weight");
+  if (is_bf16(weight) != (packed.kind == Kind::bf16))
+    refuse("weight " + shape_of(weight) + ": " + name_of(weight.dtype()) + ", the packed one is the other of float32 and bfloat16");
   if (weight.ndim() != 2) refuse("weight " + shape_of(weight) + ": must have 2 dimensions");
   if (static_cast<int64_t>(weight.shape(0)) != packed.out_features || static_cast<int64_t>(weight.shape(1)) != packed.in_features)
     refuse("weight " + shape_of(weight) + ": the packed one is [" + std::to_string(packed.out_features) + ", " +
@@ -35,7 +34,7 @@ std::shared_ptr<Packed> pack(const Input& weight, int segments, int threads) {
   const int64_t depth = static_cast<int64_t>(weight.shape(1));
   if (segments != 1 && segments != 2 && segments != 4 && segments != 8) refuse("segments = " + std::to_string(segments) + ": must be 1, 2, 4 or 8");
   if (depth % segments != 0) refuse("weight " + shape_of(weight) + ": " + std::to_string(segments) + " segments do not divide its columns");
-  const Kind kind = weight.dtype().bits == 16 ? Kind::bf16 : Kind::f32;
+  const Kind kind = is_bf16(weight) ? Kind::bf16 : Kind::f32;
   auto packed = std::make_shared<Packed>(static_cast<int64_t>(weight.shape(0)), depth, kind, segments);
   repack(*packed, weight, threads);
   return packed;

@@ -113,7 +113,8 @@ const int64_t* check_ids(const Input& ids, int64_t vocabulary) {
 
 void embedding(const Input& ids, const Input& table, const Array& y, int threads) {
   check_threads(threads);
-  const bool bf16 = table.dtype().code == static_cast<uint8_t>(nb::dlpack::dtype_code::Bfloat) && table.dtype().bits == 16;
+  const bool bf16 = is_bf16(table);
+  check_weight_type(table, "table");
   if (!bf16)
     check_rows<float>(table, "table");
   else if (table.ndim() != 2 || (table.shape(1) > 1 && table.stride(1) != 1))

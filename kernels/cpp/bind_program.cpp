@@ -96,8 +96,10 @@ void bind_program(nb::module_& module) {
       .def(
           "embedding",
           [](Builder& b, int out, const Input& table) {
-            const bool bf16 = table.dtype().bits == 16;
-            if (!bf16) check_rows<float>(table, "table");
+            const bool bf16 = is_bf16(table);
+            check_weight_type(table, "table");
+            if (table.ndim() != 2 || (table.shape(1) > 1 && table.stride(1) != 1))
+              refuse("table " + shape_of(table) + ": must have 2 dimensions, rows contiguous");
             b.held.push_back(table);
             Instruction& what = b.add(Op::embedding);
             what.out = out, what.weight = table.data(), what.bf16 = bf16, what.table_rows = static_cast<int64_t>(table.shape(0));

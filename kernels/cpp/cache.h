@@ -20,13 +20,13 @@ struct Cache {
   Cache(const Cache&) = delete;
   Cache& operator=(const Cache&) = delete;
 
-  int64_t width() const { return up(head_dim, KEY_PANEL); }
-  int64_t slots() const { return pages * page_size; }
-  int64_t key_page() const { return kv_heads * page_size * head_dim; }  // floats of a page
-  int64_t value_page() const { return kv_heads * page_size * width(); }
-  float* layer_keys(int64_t layer) const { return keys + layer * pages * key_page(); }
-  float* layer_values(int64_t layer) const { return values + layer * pages * value_page(); }
-  static size_t page_bytes(int64_t layers, int64_t page_size, int64_t kv_heads, int64_t head_dim) {
+  ZG_SHARED int64_t width() const { return up(head_dim, KEY_PANEL); }
+  ZG_SHARED int64_t slots() const { return pages * page_size; }
+  ZG_SHARED int64_t key_page() const { return kv_heads * page_size * head_dim; }  // floats of a page
+  ZG_SHARED int64_t value_page() const { return kv_heads * page_size * width(); }
+  ZG_SHARED float* layer_keys(int64_t layer) const { return keys + layer * pages * key_page(); }
+  ZG_SHARED float* layer_values(int64_t layer) const { return values + layer * pages * value_page(); }
+  static ZG_SHARED size_t page_bytes(int64_t layers, int64_t page_size, int64_t kv_heads, int64_t head_dim) {
     return static_cast<size_t>(layers * page_size * kv_heads * (head_dim + up(head_dim, KEY_PANEL))) * sizeof(float);
   }
 
@@ -42,7 +42,7 @@ struct Cache {
 struct KeyPlace {
   int64_t offset, step;
 };
-static inline __attribute__((always_inline)) KeyPlace key_place(int64_t page_size, int64_t kv_heads, int64_t head_dim, int64_t slot, int64_t head) {
+static ZG_SHARED KeyPlace key_place(int64_t page_size, int64_t kv_heads, int64_t head_dim, int64_t slot, int64_t head) {
   const int64_t page = slot / page_size, place = slot % page_size, panel = place / KEY_PANEL * KEY_PANEL;
   const int64_t left = page_size - panel;
   return {((page * kv_heads + head) * page_size + panel) * head_dim + place - panel, left < KEY_PANEL ? left : KEY_PANEL};

@@ -23,11 +23,11 @@ struct Packed {
   void* data = nullptr;
 
   Packed(int64_t out_features, int64_t in_features, Kind kind, int segments);
-  ~Packed() { std::free(data); }
+  ~Packed();
   Packed(const Packed&) = delete;
   Packed& operator=(const Packed&) = delete;
-  int64_t panels() const { return (out_features + PANEL - 1) / PANEL; }
-  size_t bytes() const { return static_cast<size_t>(panels() * PANEL * in_features) * (kind == Kind::f32 ? 4 : 2); }
+  ZG_SHARED int64_t panels() const { return (out_features + PANEL - 1) / PANEL; }
+  ZG_SHARED size_t bytes() const { return static_cast<size_t>(panels() * PANEL * in_features) * (kind == Kind::f32 ? 4 : 2); }
 };
 
 struct LinearArgs {

@@ -82,12 +82,12 @@ struct HeadBackwardArgs {
 struct HeadLayout {
   int64_t blocks, stats_stride, table_stride;
 };
-static inline HeadLayout head_layout(int64_t vocabulary) {
+static ZG_SHARED HeadLayout head_layout(int64_t vocabulary) {
   const int64_t blocks = (vocabulary + BLOCK - 1) / BLOCK;
   // 16 floats more than whole pages: the rows of a tile must not fall on the same cache lines.
   return {blocks, (blocks + 15) / 16 * 16, blocks * BLOCK + 16};
 }
-static inline int64_t head_workspace(int64_t rows, int64_t vocabulary) {
+static ZG_SHARED int64_t head_workspace(int64_t rows, int64_t vocabulary) {
   const HeadLayout layout = head_layout(vocabulary);
   return (rows < ROWS_AT_ONCE ? rows : ROWS_AT_ONCE) * (layout.table_stride + 3 * layout.stats_stride + 1);
 }

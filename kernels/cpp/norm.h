@@ -40,7 +40,7 @@ struct NormBackwardArgs {
   float* grad_weight;  // [width], added to
   float* partial;      // [norm_blocks(rows), width]: memory for the blocks' sums
 };
-static inline int64_t norm_blocks(int64_t rows) { return (rows + GRADIENT_ROWS - 1) / GRADIENT_ROWS; }
+static ZG_SHARED int64_t norm_blocks(int64_t rows) { return (rows + GRADIENT_ROWS - 1) / GRADIENT_ROWS; }
 
 struct SiluArgs {
   const float* gate;  // [rows, width]

@@ -18,4 +18,6 @@ Packed::Packed(int64_t out_features, int64_t in_features, Kind kind, int segment
 #endif
 }
 
+Packed::~Packed() { std::free(data); }
+
 }  // namespace zg

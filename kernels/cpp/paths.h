@@ -6,6 +6,10 @@
 #include <string>
 #include <vector>
 
+// Every function that a header of the families holds, and that is not of a path's own namespace: never a symbol of its own,
+// since the linker might keep the copy that was compiled with another path's instructions (tools/check_isolation.py).
+#define ZG_SHARED inline __attribute__((always_inline))
+
 namespace zg {
 
 enum class Path { generic, avx2, avx512 };
@@ -21,7 +25,7 @@ std::vector<std::string> paths_here();  // that were built and this machine runs
   namespace generic { extern const Type name; }          \
   namespace avx2 { extern const Type name; }             \
   namespace avx512 { extern const Type name; }           \
-  inline const Type& name() {                            \
+  static ZG_SHARED const Type& name() {                  \
     switch (path()) {                                    \
       case Path::avx512: return avx512::name;            \
       case Path::avx2: return avx2::name;                \
@@ -31,7 +35,7 @@ std::vector<std::string> paths_here();  // that were built and this machine runs
 #else
 #define ZG_TABLES(Type, name)                            \
   namespace generic { extern const Type name; }          \
-  inline const Type& name() { return generic::name; }
+  static ZG_SHARED const Type& name() { return generic::name; }
 #endif
 
 }  // namespace zg

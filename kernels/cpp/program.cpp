@@ -176,6 +176,7 @@ void Program::lay_out() {
 
 void Program::run(const RunInput& input, int threads) {
   if (input.rows == 0) return;
+  const std::lock_guard<std::mutex> turn(turn_);
   const int64_t unit = 16;  // places begin at cache lines
   const auto floats = [&](int64_t width) { return (input.rows * width + unit - 1) / unit * unit; };
   int64_t total = 0, workspace = 0;

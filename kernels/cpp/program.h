@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "cache.h"
@@ -51,7 +52,7 @@ class Program {
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
 
-  void run(const RunInput& input, int threads);  // one run at a time
+  void run(const RunInput& input, int threads);  // calls from several threads take turns
   int64_t out_width() const;
   int64_t vocabulary() const { return vocabulary_; }  // rows of the smallest embedding table
   int64_t layers() const { return layers_; }          // that the cache must have at least
@@ -72,6 +73,7 @@ class Program {
   void execute(Team& team, const RunInput& input, Step& step);
   float* at(int value) const { return places_[place_of_[value]]; }
 
+  std::mutex turn_;
   std::vector<int64_t> widths_;
   std::vector<std::unique_ptr<Step>> steps_;
   std::vector<int> place_of_;          // memory of each value

@@ -9,14 +9,16 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "paths.h"
+
 namespace zg {
 
 // Hands out the tasks of one kernel call, in ascending order.
 struct alignas(64) Work {
   std::atomic<int64_t> taken{0};
-  int64_t next() { return taken.fetch_add(1, std::memory_order_relaxed); }
-  int64_t upcoming() const { return taken.load(std::memory_order_relaxed); }  // what the next call of next() gives
-  void reset() { taken.store(0, std::memory_order_relaxed); }
+  ZG_SHARED int64_t next() { return taken.fetch_add(1, std::memory_order_relaxed); }
+  ZG_SHARED int64_t upcoming() const { return taken.load(std::memory_order_relaxed); }  // what the next call of next() gives
+  ZG_SHARED void reset() { taken.store(0, std::memory_order_relaxed); }
 };
 
 struct Barrier;

@@ -1,9 +1,12 @@
-"""The version of our arithmetic, readable without torch."""
+"""The version of our arithmetic, and the native kernels at hand: readable without torch."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
+import os
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,6 +24,19 @@ def code_digest() -> str:
         digest.update(f"{path.relative_to(root).as_posix()}\n".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+@cache
+def kernels_missing() -> str | None:
+    """Return why the native kernels cannot serve in this process, or None if they can."""
+    if find_spec("zerogap_kernels") is None:
+        return "the package zerogap-kernels is not installed"
+    try:
+        importlib.import_module("zerogap_kernels")
+    except Exception as error:  # whatever is wrong with it: it is said, and the portable backend serves
+        forced = os.environ.get("ZEROGAP_CPU_PATH")
+        return f"zerogap-kernels does not load: {error}" + (f" (ZEROGAP_CPU_PATH={forced})" if forced else "")
+    return None
 
 
 def kernels_digest() -> str | None:

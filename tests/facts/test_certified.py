@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from zerogap import __version__, check
+from zerogap.facts import certified
 from zerogap.facts.certificate import cpu_identity, sealed, write_certificate
 from zerogap.facts.certified import certificate_facts
 from zerogap.facts.collect import Question, gather
-from zerogap.facts.fact import Facts, parse_assumptions
+from zerogap.facts.fact import Fact, Facts, parse_assumptions
 from zerogap.numerics import NUMERICS_VERSION, code_digest
 
 MODEL = "builtin:tiny-qwen3"
@@ -150,9 +151,25 @@ def test_a_gpu_is_unknown_until_certified_and_the_command_is_said() -> None:
     )
     assert str(report.verdict) == "unknown"
     hints = {how for item in report.judgements[0].findings for how in item.missing.values()}
-    assert any("zerogap certify --device cuda:0 --model M" in how for how in hints)
+    assert any("zerogap certify" in how and "--device cuda:0" in how for how in hints)
 
 
 def test_a_gpu_without_kernels_is_refused() -> None:
     report = check(gpu="V100", contracts="zerogap/exact", assume=["zerogap.backend=gpu-triton"], only="gpu")
     assert str(report.verdict) == "no"
+
+
+def test_the_backend_is_what_a_run_would_use(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def backend(installed: str) -> Fact:
+        return certificate_facts(Facts({"software.zerogap_kernels": Fact(installed, "site-packages")}))[
+            "zerogap.backend"
+        ]
+
+    monkeypatch.delenv("ZEROGAP_BACKEND", raising=False)
+    monkeypatch.setattr(certified, "kernels_missing", lambda: None)
+    assert backend("0.1.0").value == "cpu-native"
+    assert backend("absent").value == "cpu-portable"
+    monkeypatch.setattr(certified, "kernels_missing", lambda: "zerogap-kernels does not load: no libstdc++")
+    assert backend("0.1.0") == Fact("cpu-portable", "site-packages, but zerogap-kernels does not load: no libstdc++")
+    monkeypatch.setenv("ZEROGAP_BACKEND", "native")
+    assert backend("0.1.0") == Fact("cpu-native", "ZEROGAP_BACKEND=native")

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from zerogap import __version__
 from zerogap.certify.attention import check_attention
+from zerogap.certify.paths import check_paths
 from zerogap.certify.rows import THREADS, RowVerdict, check_rows
 from zerogap.certify.subjects import CPU, Place, control_subject, our_subjects, torch_subjects
 from zerogap.certify.whole import (
@@ -95,6 +96,8 @@ def certify_command(
     folder = resolve_model(model)
     config = ModelConfig.from_folder(folder)
     show: Callable[[str], None] = (lambda text: None) if as_json else message
+    if ops == "zerogap":
+        show(f"backend: {backend.describe()}")
     with ambient.guard():
         lines = _torch_lines(config, full, show) if ops == "torch" else _lines(folder, config, full, show, place)
     holds = all(line.holds for line in lines)
@@ -147,6 +150,9 @@ def _lines(
         lines.append(Line.of_rows(check_rows(subject, full, threads)))
     show("row law of attention ...")
     lines.append(Line.of_rows(check_attention(config, full, threads, place)))
+    if place.device.type == "cpu" and backend.cpu_backend() == "native":
+        show("every CPU path ...")
+        lines.append(Line.of_whole(check_paths(config, full)))
     show("gradients and repeatability ...")
     found_backward = (*check_gradients(config, place), check_repeatability(config, place))
     lines += [Line.of_whole(verdict) for verdict in found_backward]
@@ -182,6 +188,7 @@ def _certificate(model: str, config: ModelConfig, lines: list[Line], full: bool,
                 "kernels_digest": kernels_digest() if name == "native" else None,
                 "cpu_path": backend.cpu_path() if name == "native" else None,
                 **_gpu_software(place.device),
+                "cpu_paths": list(backend.cpu_paths()) if name == "native" else None,
                 "code_digest": code_digest(),
                 "torch": torch.__version__,
                 "cpu_capability": torch.backends.cpu.get_cpu_capability(),
@@ -275,6 +282,7 @@ def _print(lines: list[Line], holds: bool, path: Path | None, model: str, ops: s
         body = {
             "model": model,
             "ops": ops,
+            "backend": None if ops == "torch" else backend.describe(),
             "holds": holds,
             "first_break": None if first is None else vars(first),
             "tests": [vars(line) for line in lines],

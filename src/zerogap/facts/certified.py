@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 from zerogap import __version__
 from zerogap.facts.certificate import certificates, cpu_identity
 from zerogap.facts.fact import ABSENT, Fact, Facts
-from zerogap.numerics import NUMERICS_VERSION, code_digest, kernels_digest
+from zerogap.numerics import NUMERICS_VERSION, code_digest, kernels_digest, kernels_missing
 
 _SHAPE = (
     "family",
@@ -25,12 +26,18 @@ _SHAPE = (
 
 
 def certificate_facts(facts: Facts, folder: Path | None = None) -> Facts:
-    """Return ``certificate.holds`` from the newest certificate that fits, or why it is unknown.
+    """Return ``zerogap.backend``, and ``certificate.holds`` from the newest certificate that fits, or why not.
 
     Args:
         facts: what is known of this machine's software and of the model.
         folder: where certificates lie; None = the usual folder.
     """
+    backend = None if "zerogap.backend" in facts else backend_fact(facts)
+    known = Facts() if backend is None else Facts({"zerogap.backend": backend})
+    return _certificate(facts, folder).over(known)
+
+
+def _certificate(facts: Facts, folder: Path | None) -> Facts:
     unmatched: list[str] = []
     wanted: dict[str, dict[str, Any]] = {}
     for path, record in certificates(folder):
@@ -47,21 +54,34 @@ def certificate_facts(facts: Facts, folder: Path | None = None) -> Facts:
     return Facts({}, {"certificate.holds": f"no certificate fits this device, software and model: {shown}"})
 
 
-def _wanted(facts: Facts) -> dict[str, dict[str, Any]]:
+def backend_fact(facts: Facts) -> Fact | None:
+    """Return which of our backends serves this process, with why; None if that is not known."""
+    forced = os.environ.get("ZEROGAP_BACKEND", "").strip()
+    if forced in ("native", "portable"):
+        return Fact(f"cpu-{forced}", f"ZEROGAP_BACKEND={forced}")
     kernels = facts.get("software.zerogap_kernels")
-    backend = None if kernels is None else "cpu-portable" if kernels.value == ABSENT else "cpu-native"
+    if kernels is None:
+        return None
+    if kernels.value == ABSENT:
+        return Fact("cpu-portable", f"{kernels.source}; the portable backend needs only PyTorch")
+    missing = kernels_missing()
+    return Fact("cpu-portable", f"{kernels.source}, but {missing}") if missing else Fact("cpu-native", kernels.source)
+
+
+def _wanted(facts: Facts) -> dict[str, dict[str, Any]]:
     stated = facts.get("zerogap.backend")
     on_gpu = stated is not None and stated.value == "gpu-triton"
+    backend = stated if on_gpu else backend_fact(facts)
     software: dict[str, Any] = {
         "zerogap": __version__,
         "numerics_version": NUMERICS_VERSION,
         "code_digest": code_digest(),
-        "backend": "gpu-triton" if on_gpu else backend,
+        "backend": None if backend is None else backend.value,
         "torch": _value(facts, "software.torch"),
     }
     if on_gpu:
         software["triton"] = _value(facts, "software.triton")
-    elif backend == "cpu-native":
+    elif backend is not None and backend.value == "cpu-native":
         software["kernels_digest"] = kernels_digest()
     return {
         "device": _gpu(facts) if on_gpu else {"kind": "cpu", **cpu_identity()},

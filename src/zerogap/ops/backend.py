@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from zerogap.errors import UsageError, nearest
+from zerogap.numerics import kernels_missing
 from zerogap.ops import record
 from zerogap.ops.record import Symbol
 
@@ -69,21 +70,31 @@ def choose(name: str, where: str) -> None:
     _chosen = None if name == "auto" else _checked(name, where)
 
 
-@cache
 def native_missing() -> str | None:
     """Return why the native kernels cannot serve here, or None if they can."""
-    try:
-        importlib.import_module("zerogap_kernels")
-    except ImportError as error:
-        if getattr(error, "name", None) == "zerogap_kernels":
-            return "the package zerogap-kernels is not installed"
-        return f"zerogap-kernels does not load: {error}"
-    return None
+    return kernels_missing()
 
 
 def cpu_path() -> str:
     """Return which instruction set the native kernels use: avx512, avx2 or generic, all with the same bits."""
     return str(importlib.import_module("zerogap_kernels").path())
+
+
+def cpu_paths() -> tuple[str, ...]:
+    """Return the instruction sets that the native kernels can use on this machine, best first."""
+    return tuple(importlib.import_module("zerogap_kernels").paths_here())
+
+
+@contextmanager
+def on_cpu_path(name: str) -> Iterator[None]:
+    """Let the native kernels use another instruction set within the body."""
+    kernels = importlib.import_module("zerogap_kernels")
+    before = kernels.path()
+    kernels.choose_path(name)
+    try:
+        yield
+    finally:
+        kernels.choose_path(before)
 
 
 def describe() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import lru_cache
 from typing import Any
 
@@ -40,13 +41,13 @@ def _times_weight(grad_RN: Tensor, weight_NK: Tensor) -> Tensor:
     """Return ``grad_RN @ weight_NK``: the forward's kernel over the transposed weight, which is packed on the way."""
     grad_RK = grad_RN.new_empty(len(grad_RN), weight_NK.shape[1])
     threads = torch.get_num_threads()
-    scratch = _transposed(weight_NK.shape[1], weight_NK.shape[0])
+    scratch = _transposed(weight_NK.shape[1], weight_NK.shape[0], threading.get_ident())
     scratch.repack(weight_NK.detach().T, threads)
     kernels.linear(rows(grad_RN), scratch, None, grad_RK, threads)
     return grad_RK
 
 
 @lru_cache(maxsize=16)
-def _transposed(out_features: int, in_features: int) -> Any:
-    """Return packed memory that is kept for a shape: fresh pages would cost more than packing."""
+def _transposed(out_features: int, in_features: int, thread: int) -> Any:
+    """Return packed memory that is kept for a shape and thread: fresh pages would cost more than packing."""
     return kernels.pack(torch.zeros(1, 1).expand(out_features, in_features), 1, 1)

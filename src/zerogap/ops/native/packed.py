@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,6 +10,15 @@ from torch import Tensor
 import zerogap_kernels as kernels
 
 _ATTRIBUTE = "_zerogap_packed"
+
+
+class _Held(NamedTuple):
+    copy: Any
+    version: int | None
+    place: int
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()  # a tensor that is copied or stored goes without
 
 
 def packed(weight_NK: Tensor, segments: int = 1) -> Any:
@@ -23,20 +32,26 @@ def packed(weight_NK: Tensor, segments: int = 1) -> Any:
         segments: equal parts of K whose sums meet in a tree.
     """
     version = None if weight_NK.is_inference() else weight_NK._version
-    held = getattr(weight_NK, _ATTRIBUTE, None)
-    if held is not None and held[0].segments == segments:
-        copy, at, where = held
-        if version is not None and at == version and where == weight_NK.data_ptr():
+    held: _Held | None = getattr(weight_NK, _ATTRIBUTE, None)
+    if held is not None and held.copy.segments == segments:
+        copy = held.copy
+        if version is not None and held.version == version and held.place == weight_NK.data_ptr():
             return copy
         copy.repack(plain(weight_NK), torch.get_num_threads())
     else:
         copy = kernels.pack(plain(weight_NK), segments, torch.get_num_threads())
-    setattr(weight_NK, _ATTRIBUTE, (copy, version, weight_NK.data_ptr()))
+    setattr(weight_NK, _ATTRIBUTE, _Held(copy, version, weight_NK.data_ptr()))
     return copy
 
 
 def plain(x: Tensor) -> Tensor:
-    """Return the tensor as the kernels take it: without gradient, elements of a row side by side."""
+    """Return the tensor as the kernels take it: without gradient, elements of a row side by side.
+
+    Raises:
+        ValueError: it is not in the CPU's memory.
+    """
+    if not x.is_cpu:
+        raise ValueError(f"tensor {list(x.shape)} is on {x.device}: the native kernels take tensors of the CPU")
     x = x.detach()
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 

@@ -33,6 +33,10 @@ class Program:
     others: tuple[Tensor, ...]
     places: tuple[int, ...]
 
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        # A copy of a decoder records its own: this one reads the memory of these weights.
+        return type(None), ()
+
     def valid(self) -> bool:
         """Whether the weights still lie where they lay."""
         return self.places == _places(self.linears, self.others)
