@@ -362,7 +362,7 @@ def test_stale_weight_in_the_engine_is_named(tmp_path: Path, monkeypatch: pytest
         made.engine.load_weights = stale
 
     with_run(monkeypatch, spoil)
-    assert train(tmp_path / "run", steps=3) == 1
+    assert train(tmp_path / "run", "engine.weights=own", steps=3) == 1
     found = incident(tmp_path / "run")
     assert found["step"] == 1, "the first step after a sync"
     assert (found["fault"]["layer"], found["fault"]["op"]) == (1, "q_proj")

@@ -6,6 +6,7 @@ how row digests are taken.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -46,6 +47,14 @@ class Decoder(nn.Module):
         self.model = _Body(config)
         self.lm_head = None if config.tie_embeddings else _Linear(config.hidden_size, config.vocab_size)
         self.to(dtype)
+
+    def twin(self) -> Decoder:
+        """Return another decoder over the same parameters: it follows every change of them."""
+        return copy.deepcopy(self, {id(parameter): parameter for parameter in self.parameters()})
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies make their own program."""
+        return {name: value for name, value in self.__dict__.items() if name != "_compiled"}
 
     @property
     def lm_head_weight(self) -> Tensor:

@@ -164,6 +164,12 @@ class EngineSection(Section):
         json_schema_extra=NOT_BITS,
     )
     max_sequences: int = Field(default=128, ge=1, description="sequences that run at once", json_schema_extra=NOT_BITS)
+    weights: Literal["shared", "own"] = Field(
+        default="shared",
+        description="shared = engine and trainer compute with the same tensors; own = the engine has a copy, which is "
+        "renewed and compared with the trainer's after every step: twice the memory",
+        json_schema_extra=NOT_BITS,
+    )
     prefix_cache: bool = Field(
         default=True, description="reuse KV pages of equal prefixes at the same weights", json_schema_extra=NOT_BITS
     )

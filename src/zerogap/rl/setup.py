@@ -95,7 +95,9 @@ def set_up(config: Config, resume: str | None) -> Run:
         decoder = load_decoder(source) if checkpoint is None else load_weights(checkpoint)
         prove_row_law(decoder.config, decoder.dtype)
     decoder.gradient_checkpointing = config.train.gradient_checkpointing
-    engine = Engine(copy.deepcopy(decoder), tokenizer, _engine_config(config, longest))
+    shared = config.engine.weights == "shared"
+    engine_decoder = decoder.twin() if shared else copy.deepcopy(decoder)
+    engine = Engine(engine_decoder, tokenizer, _engine_config(config, longest), shared=shared)
     optimiser = Optimiser(decoder.named_parameters(), _optimiser_settings(config))
     numerics = describe_numerics(decoder.config)
     if checkpoint is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -33,6 +34,25 @@ def packed(weight_NK: Tensor, segments: int = 1) -> Any:
         copy = kernels.pack(plain(weight_NK), segments, torch.get_num_threads())
     setattr(weight_NK, _ATTRIBUTE, (copy, version, weight_NK.data_ptr()))
     return copy
+
+
+def stale_copies(weights: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of the weights whose packed copy does not hold them, in their order.
+
+    Copies are renewed first where torch's count says so. What is found then was changed behind torch's back: a write
+    that it does not count, or broken memory.
+
+    Args:
+        weights: by name, as the ops get them (the attribute of a ``state_dict`` entry is not that of its parameter).
+    """
+    found = []
+    for name, weight in weights.items():
+        held = getattr(weight, _ATTRIBUTE, None)
+        if held is None:
+            continue
+        if not packed(weight, held[0].segments).matches(plain(weight), torch.get_num_threads()):
+            found.append(name)
+    return found
 
 
 def plain(x: Tensor) -> Tensor:
