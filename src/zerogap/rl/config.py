@@ -72,6 +72,11 @@ class ModelSection(Section):
     dtype: Literal["float32"] = Field(
         default="float32", description="number format of weights and arithmetic; others are refused"
     )
+    weights: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description="what both sides compute with: bfloat16 = the trained float32 weights, rounded (norms excepted), "
+        "half the bytes per decoded token; native backend only",
+    )
     backend: Literal["auto", "native", "portable"] = Field(
         default="auto",
         description="what computes on both sides: native = the CPU kernels of zerogap-kernels, portable = torch; "

@@ -76,6 +76,11 @@ def set_up(config: Config, resume: str | None) -> Run:
     """
     if config.model.backend != "auto":
         backend.choose(config.model.backend, "model.backend")
+    if config.model.weights == "bfloat16" and backend.cpu_backend() != "native":
+        raise UsageError(
+            f"model.weights = 'bfloat16': the {backend.describe()} backend computes with float32 weights only; "
+            "install zerogap-kernels (pip install ./kernels) and leave model.backend at 'auto', or set 'float32'"
+        )
     folder = Path(config.run.dir)
     checkpoint = _checkpoint(config, folder, resume)
     source = resolve_model(config.model.path)
@@ -90,16 +95,18 @@ def set_up(config: Config, resume: str | None) -> Run:
     if rollout is not None:
         longest = max_positions
     # Before the weights are read: a model that does not fit must not first fill the memory.
-    require_memory(estimate_memory(config, shape, longest), available_memory(), psutil.Process().memory_info().rss)
+    estimate = estimate_memory(config, shape, longest, native=backend.cpu_backend() == "native")
+    require_memory(estimate, available_memory(), psutil.Process().memory_info().rss)
     with ambient.guard():
         decoder = load_decoder(source) if checkpoint is None else load_weights(checkpoint)
         prove_row_law(decoder.config, decoder.dtype)
+    decoder.compute_with(config.model.weights)
     decoder.gradient_checkpointing = config.train.gradient_checkpointing
     shared = config.engine.weights == "shared"
     engine_decoder = decoder.twin() if shared else copy.deepcopy(decoder)
     engine = Engine(engine_decoder, tokenizer, _engine_config(config, longest), shared=shared)
     optimiser = Optimiser(decoder.named_parameters(), _optimiser_settings(config))
-    numerics = describe_numerics(decoder.config)
+    numerics = describe_numerics(decoder.config, decoder.weights)
     if checkpoint is not None:
         _check_numerics(checkpoint, numerics)
         _check_prompts(checkpoint, task)
@@ -326,6 +333,7 @@ def describe(run: Run) -> str:
     shape = run.decoder.config
     parameters = sum(weight.numel() for weight in run.decoder.parameters())
     return (
-        f"{run.config.model.path}: {shape.family}, {parameters:,} parameters, {run.config.model.dtype}, "
+        f"{run.config.model.path}: {shape.family}, {parameters:,} parameters, {run.config.model.dtype}"
+        f"{' with weights rounded to bfloat16' if run.config.model.weights == 'bfloat16' else ''}, "
         f"{backend.describe()} backend, {torch.get_num_threads()} threads; run folder {run.folder}"
     )

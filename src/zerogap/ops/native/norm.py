@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import zerogap_kernels as kernels
-from zerogap.ops.native.packed import plain, rows
+from zerogap.ops.native.packed import plain, rows, table
 
 
 def rms_norm(x: Tensor, weight_K: Tensor, eps: float) -> Tensor:
@@ -70,7 +70,7 @@ class _Embedding(torch.autograd.Function):
         ctx.save_for_backward(ids_R)
         ctx.shape = weight_VK.shape
         y_RK = weight_VK.new_empty(len(ids_R), weight_VK.shape[1], dtype=torch.float32)
-        kernels.embedding(ids_R, rows(weight_VK), y_RK, torch.get_num_threads())
+        kernels.embedding(ids_R, rows(table(weight_VK)), y_RK, torch.get_num_threads())
         return y_RK
 
     @staticmethod
