@@ -42,9 +42,10 @@ def rounded_by_hand(decoder: Decoder) -> Decoder:
 
 def different_tokens(engine_side: Decoder, trainer_side: Decoder, shared: bool = False) -> tuple[int, int]:
     """Generate with one and score with the other, at other thread counts and chunks; (tokens, different)."""
+    params = [SamplingParams(max_tokens=9, min_tokens=2, **settings) for settings in SAMPLERS]
     requests = [
-        Request((number, prompt, sample), tuple(range(1, 6 + 7 * prompt)), SamplingParams(max_tokens=9, min_tokens=2, **settings))
-        for number, settings in enumerate(SAMPLERS)
+        Request((number, prompt, sample), tuple(range(1, 6 + 7 * prompt)), params[number])
+        for number in range(len(params))
         for prompt in range(3)
         for sample in range(2)
     ]

@@ -21,9 +21,7 @@ class Sizes:
     tie_embeddings: bool = True
 
 
-def estimate(
-    *overrides: str, sizes: Sizes = Sizes(), longest: int = 256, native: bool = False
-) -> MemoryEstimate:
+def estimate(*overrides: str, sizes: Sizes = Sizes(), longest: int = 256, native: bool = False) -> MemoryEstimate:
     raw = {"run": {"dir": "x", "steps": 1}, "model": {"path": "p"}}
     return estimate_memory(parse_config(raw, "run.toml", overrides), sizes, longest, native)
 

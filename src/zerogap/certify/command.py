@@ -107,7 +107,12 @@ def _lines(folder: Path, config: ModelConfig, full: bool, show: Callable[[str], 
     lines += [Line.of_whole(verdict) for verdict in (*check_gradients(config), check_repeatability(config))]
     show("engine against trainer ...")
     decoder = load_decoder(folder) if any(folder.glob("*.safetensors*")) else random_decoder(config)
-    lines += [Line.of_whole(verdict) for verdict in check_end_to_end(decoder, load_tokenizer(folder), full)]
+    tokenizer = load_tokenizer(folder)
+    lines += [Line.of_whole(verdict) for verdict in check_end_to_end(decoder, tokenizer, full)]
+    if full and backend.cpu_backend() == "native":
+        show("engine against trainer, weights in bfloat16 ...")
+        decoder.compute_with("bfloat16")
+        lines += [Line.of_whole(verdict) for verdict in check_end_to_end(decoder, tokenizer, full)]
     return lines
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from zerogap import ops
 from zerogap.engine.config import EngineConfig, page_count
 from zerogap.engine.pages import PagePool
 from zerogap.engine.params import Key, Request
@@ -21,7 +22,6 @@ from zerogap.errors import NotHeldError, UsageError, ZerogapError
 from zerogap.models.decoder import Decoder, Hook
 from zerogap.models.rows import PagedCache, Rows
 from zerogap.models.weights import weights_digest
-from zerogap import ops
 from zerogap.ops import ambient
 
 
@@ -68,9 +68,7 @@ class Engine:
         UsageError: if the KV memory is too little.
     """
 
-    def __init__(
-        self, decoder: Decoder, tokenizer: Detokenizer, config: EngineConfig, *, shared: bool = False
-    ) -> None:
+    def __init__(self, decoder: Decoder, tokenizer: Detokenizer, config: EngineConfig, *, shared: bool = False) -> None:
         self.decoder = decoder.eval()
         self.shared = shared
         if not shared:
@@ -213,8 +211,8 @@ class Engine:
         stale = ops.stale_copies(self._weights)
         if stale:
             raise NotHeldError(
-                f"weights of version {version}: the packed copy of {stale[0]} (and {len(stale) - 1} more) does not hold "
-                "the weight; it was written to without torch's knowledge, or memory is broken: go on from a checkpoint"
+                f"weights of version {version}: the packed copy of {stale[0]} (and {len(stale) - 1} more) does not hold"
+                " the weight; it was written to without torch's knowledge, or memory is broken: go on from a checkpoint"
             )
         self._counts = change_counts(self._weights)
         self._start_version(version)

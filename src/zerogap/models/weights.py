@@ -26,9 +26,7 @@ INDEX = "model.safetensors.index.json"
 _IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".self_attn.bias", ".self_attn.masked_bias")
 
 
-def load_decoder(
-    folder: Path, dtype: torch.dtype = torch.float32, weights: WeightsFormat = "float32"
-) -> Decoder:
+def load_decoder(folder: Path, dtype: torch.dtype = torch.float32, weights: WeightsFormat = "float32") -> Decoder:
     """Load a Hugging Face model folder.
 
     Args:
