@@ -14,6 +14,7 @@ from zerogap import ops
 from zerogap.errors import UsageError
 from zerogap.models.rows import PackedCache, PagedCache, Rows, SequenceRows
 from zerogap.ops import backend, portable
+from zerogap.ops.rounding import round_weight
 
 kernels = pytest.importorskip("zerogap_kernels")
 
@@ -204,3 +205,29 @@ def test_most_probable_tokens_are_listed() -> None:
 def test_an_unknown_backend_is_refused() -> None:
     with pytest.raises(UsageError, match="did you mean 'native'"):
         backend.choose("natve", "model.backend")
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+def test_copies_that_do_not_hold_their_weight_are_named(rounded: bool) -> None:
+    """Packed matrices and the rounded table of an embedding, after writes that torch does not count."""
+    weights = {name: torch.nn.Parameter(normal(20, 32, seed=i)) for i, name in enumerate(("table", "first", "second"))}
+    for weight in weights.values():
+        round_weight(weight, rounded)
+
+    def run() -> None:
+        x = ops.embedding(torch.tensor([3, 7]), weights["table"])
+        for name in ("first", "second"):
+            ops.linear(x, weights[name])
+
+    run()
+    assert ops.stale_copies(weights) == []
+    with torch.no_grad():
+        weights["first"].mul_(2)
+    assert ops.stale_copies(weights) == [], "a counted change is followed"
+    weights["second"].data[19, 31] += 1
+    weights["table"].data[3, 3] += 1
+    assert ops.stale_copies(weights) == (["table", "second"] if rounded else ["second"])
+    with torch.no_grad():
+        for weight in weights.values():
+            weight.add_(0)
+    assert ops.stale_copies(weights) == []

@@ -21,7 +21,7 @@ from zerogap.models.rope import TABLE_BLOCK
 from zerogap.models.rows import Rows
 from zerogap.ops import backend
 from zerogap.ops.record import RecordedCache, RecordedRows, Recording, Symbol
-from zerogap.ops.rounding import round_weight
+from zerogap.ops.rounding import is_rounded, round_weight
 
 WeightsFormat = Literal["float32", "bfloat16"]
 
@@ -105,6 +105,7 @@ class Decoder(nn.Module):
         as `_forward` recorded it, with the same bits.
         """
         self._require_backend()
+        assert is_rounded(self.lm_head_weight) == (self.weights == "bfloat16"), "a twin chose other weights"
         program = None if hooks or torch.is_grad_enabled() else self._program(cache)
         tables = self._tables(rows.positions_R)
         if program is not None:
