@@ -231,3 +231,24 @@ def test_copies_that_do_not_hold_their_weight_are_named(rounded: bool) -> None:
         for weight in weights.values():
             weight.add_(0)
     assert ops.stale_copies(weights) == []
+
+
+@pytest.mark.parametrize("through", ["rms_norm", "silu_mul"])
+def test_what_is_computed_again_gives_the_gradient_of_what_was_kept(through: str) -> None:
+    """Through a cheap op and a linear layer: the same bits as if the layer had kept its input, and it did not."""
+
+    def run(hide: bool) -> tuple[list[Tensor], list[int]]:
+        leaves = [normal(9, 64), normal(9, 64, seed=1), normal(20, 64, seed=2), normal(64, seed=3)]
+        x, gate, weight, scale = (leaf.requires_grad_() for leaf in leaves)
+        held: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: held.append(t.data_ptr()) or t, lambda t: t):
+            y = ops.rms_norm(x, scale, 1e-6) if through == "rms_norm" else ops.silu_mul(gate, x)
+            z = ops.linear(y.view_as(y) if hide else y, weight)
+        used = [leaf for leaf in (x, gate, weight, scale) if through == "silu_mul" or leaf is not gate]
+        used = [leaf for leaf in used if through == "rms_norm" or leaf is not scale]
+        kept = [1] if y.data_ptr() in held else []
+        return [z.detach(), *torch.autograd.grad(z, used, normal(9, 20, seed=4))], kept
+
+    (ours, kept), (plainly, kept_plainly) = run(hide=False), run(hide=True)
+    assert all(same_bits(a, b) for a, b in zip(ours, plainly, strict=True))
+    assert (kept, kept_plainly) == ([], [1])

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import zerogap_kernels as kernels
 from zerogap.ops.native.packed import computed_with, packed, plain, rows
+from zerogap.ops.native.recipe import recipe_of
 
 
 def linear(x_RK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None, segments: int = 1) -> Tensor:
@@ -20,7 +21,9 @@ def linear(x_RK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None, segmen
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_RK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, segments: int) -> Tensor:
-        ctx.save_for_backward(x_RK, weight_NK)
+        recipe = recipe_of(x_RK)
+        ctx.save_for_backward(weight_NK, *recipe.inputs)
+        ctx.compute = recipe.compute
         ctx.has_bias = bias_N is not None
         y_RN = x_RK.new_empty(len(x_RK), len(weight_NK))
         bias = None if bias_N is None else plain(bias_N)
@@ -29,9 +32,9 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_RN: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        x_RK, weight_NK = ctx.saved_tensors
+        weight_NK, *kept = ctx.saved_tensors
         grad_x = times_weight(grad_RN, weight_NK) if ctx.needs_input_grad[0] else None
-        grad_weight = grad_RN.T @ x_RK if ctx.needs_input_grad[1] else None
+        grad_weight = grad_RN.T @ ctx.compute(*kept) if ctx.needs_input_grad[1] else None
         grad_bias = grad_RN.sum(0) if ctx.has_bias and ctx.needs_input_grad[2] else None
         return grad_x, grad_weight, grad_bias, None
 
