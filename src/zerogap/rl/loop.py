@@ -18,6 +18,7 @@ from zerogap.rl.display import Display
 from zerogap.rl.gate import Comparison, Totals, compare, worst
 from zerogap.rl.incident import incident, write_incident
 from zerogap.rl.locate import locate
+from zerogap.rl.memory import release_memory
 from zerogap.rl.metrics import MetricsWriter
 from zerogap.rl.reward_journal import RewardJournal, score
 from zerogap.rl.rewards import RewardJob, RewardOutcome, RewardPool
@@ -225,6 +226,7 @@ class Loop:
 
     def _send_weights(self, version: int) -> None:
         """Give the engine the trainer's weights under a new version: shared ones are there, others are checked."""
+        release_memory()  # that of gradients and activations
         engine = self.run_.engine
         if engine.shared:
             engine.weights_changed(version)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ _BASE = (
 )  # interpreter and libraries, resident before any tensor: 260 MiB measured, and the allocator's slack
 _REWARD_WORKER = 45 * 2**20  # a bare worker; what the reward function imports comes on top
 _LM_HEAD_ROWS = 64  # rows whose logits exist at once (ops.portable.logprob)
-_NATIVE_HEAD_ROWS = 512  # rows whose gradients of logits do (ops.native.logprob)
+_NATIVE_HEAD_ROWS = 256  # rows whose gradients of logits do (ops.native.logprob)
 _WORD = 4  # bytes of a float32
 _KEPT_SET = 500  # bytes of a kept set beside its content: a tensor of its own
 
@@ -233,6 +234,13 @@ def require_memory(estimate: MemoryEstimate, available: int, held: int = 0) -> N
         f"memory: the run needs {gib(need)} more and {gib(available)} is available "
         f"(in all {gib(estimate.total)}: {estimate.parts()}); {advice}"
     )
+
+
+def release_memory() -> None:
+    """Give freed memory back to the system, where the C library keeps it (glibc): the next phase takes other sizes."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def gib(size: int) -> str:

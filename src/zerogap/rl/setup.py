@@ -25,7 +25,7 @@ from zerogap.ops import ambient, backend
 from zerogap.rl.config import Config
 from zerogap.rl.config_load import bit_differences, config_digest, load_config, to_toml
 from zerogap.rl.custom import load_rollout
-from zerogap.rl.memory import available_memory, estimate_memory, require_memory
+from zerogap.rl.memory import available_memory, estimate_memory, release_memory, require_memory
 from zerogap.rl.rollout import Generator
 from zerogap.rl.run_folder import CONFIG_FILE, FolderLock, holds_run, require_vacant, sweep
 from zerogap.rl.tasks import Prompt, Task, make_task
@@ -107,6 +107,7 @@ def set_up(config: Config, resume: str | None) -> Run:
     engine = Engine(engine_decoder, tokenizer, _engine_config(config, longest), shared=shared)
     optimiser = Optimiser(decoder.named_parameters(), _optimiser_settings(config))
     numerics = describe_numerics(decoder.config, decoder.weights)
+    release_memory()
     if checkpoint is not None:
         _check_numerics(checkpoint, numerics)
         _check_prompts(checkpoint, task)

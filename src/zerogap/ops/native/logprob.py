@@ -13,7 +13,7 @@ from zerogap.ops.portable.kept import ID_BYTES, bitmask_bytes
 from zerogap.ops.portable.logprob import TokenLogprobs
 from zerogap.ops.portable.sampling import Sampled, SamplerRows
 
-_BACKWARD_ROWS = 512  # whose gradients of logits exist at once
+_BACKWARD_ROWS = 256  # whose gradients of logits exist at once
 
 
 def sample(
