@@ -133,7 +133,7 @@ def parameter_count(shape: Shape) -> int:
 
 
 def estimate_memory(config: Config, shape: Shape, longest_sequence: int, native: bool = False) -> MemoryEstimate:
-    """Return the memory that a run needs at its peak; measured peaks lay 5 to 25 % below it.
+    """Return the memory that a run needs at its peak; measured peaks lay between 5 % above and 25 % below it.
 
     Args:
         config: the run.
