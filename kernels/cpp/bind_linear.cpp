@@ -8,13 +8,15 @@
 
 #include "arrays.h"
 #include "linear.h"
+#include "matches.h"
 
 namespace nb = nanobind;
 using namespace zg;
 
 namespace {
 
-void repack(Packed& packed, const Input& weight, int threads) {
+// The weight as what `packed` was or is to be packed from.
+PackArgs checked(Packed& packed, const Input& weight, int threads) {
   check_threads(threads);
   check_weight_type(weight, "weight");
   if (is_bf16(weight) != (packed.kind == Kind::bf16))
@@ -23,10 +25,23 @@ void repack(Packed& packed, const Input& weight, int threads) {
   if (static_cast<int64_t>(weight.shape(0)) != packed.out_features || static_cast<int64_t>(weight.shape(1)) != packed.in_features)
     refuse("weight " + shape_of(weight) + ": the packed one is [" + std::to_string(packed.out_features) + ", " +
            std::to_string(packed.in_features) + "]");
-  const PackArgs args{&packed, weight.data(), weight.stride(0), weight.stride(1)};
+  return PackArgs{&packed, weight.data(), weight.stride(0), weight.stride(1)};
+}
+
+void repack(Packed& packed, const Input& weight, int threads) {
+  const PackArgs args = checked(packed, weight, threads);
   Work work;
   nb::gil_scoped_release released;
   run(threads, [&](Team& team) { linear_kernels().pack(team, work, args); });
+}
+
+bool matches(Packed& packed, const Input& weight, int threads) {
+  const PackArgs args = checked(packed, weight, threads);
+  std::atomic<bool> same{true};
+  Work work;
+  nb::gil_scoped_release released;
+  run(threads, [&](Team& team) { compare_packed(team, work, args, same); });
+  return same.load();
 }
 
 std::shared_ptr<Packed> pack(const Input& weight, int segments, int threads) {
@@ -69,7 +84,8 @@ void bind_linear(nb::module_& module) {
       .def_prop_ro("shape", [](const Packed& packed) { return nb::make_tuple(packed.out_features, packed.in_features); })
       .def_ro("segments", &Packed::segments)
       .def_prop_ro("bytes", &Packed::bytes)
-      .def("repack", &repack, nb::arg("weight"), nb::arg("threads"), "Take over new values of the same shape and type.");
+      .def("repack", &repack, nb::arg("weight"), nb::arg("threads"), "Take over new values of the same shape and type.")
+      .def("matches", &matches, nb::arg("weight"), nb::arg("threads"), "Whether it holds this weight, bit for bit.");
   module.def("pack", &pack, nb::arg("weight"), nb::arg("segments"), nb::arg("threads"), "Pack a float32 or bfloat16 weight [N, K], of any strides.");
   module.def("linear", &linear, nb::arg("x"), nb::arg("weight"), nb::arg("bias").none(), nb::arg("y"), nb::arg("threads"),
              "Write x @ weight.T + bias into y.");

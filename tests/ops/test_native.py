@@ -14,6 +14,7 @@ from zerogap import ops
 from zerogap.errors import UsageError
 from zerogap.models.rows import PackedCache, PagedCache, Rows, SequenceRows
 from zerogap.ops import backend, portable
+from zerogap.ops.rounding import round_weight
 
 kernels = pytest.importorskip("zerogap_kernels")
 
@@ -218,3 +219,50 @@ def test_kept_mass_is_that_of_the_portable_ops() -> None:
         assert ours is not None
         assert theirs is not None
         assert torch.allclose(ours, theirs, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+def test_copies_that_do_not_hold_their_weight_are_named(rounded: bool) -> None:
+    """Packed matrices and the rounded table of an embedding, after writes that torch does not count."""
+    weights = {name: torch.nn.Parameter(normal(20, 32, seed=i)) for i, name in enumerate(("table", "first", "second"))}
+    for weight in weights.values():
+        round_weight(weight, rounded)
+
+    def run() -> None:
+        x = ops.embedding(torch.tensor([3, 7]), weights["table"])
+        for name in ("first", "second"):
+            ops.linear(x, weights[name])
+
+    run()
+    assert ops.stale_copies(weights) == []
+    with torch.no_grad():
+        weights["first"].mul_(2)
+    assert ops.stale_copies(weights) == [], "a counted change is followed"
+    weights["second"].data[19, 31] += 1
+    weights["table"].data[3, 3] += 1
+    assert ops.stale_copies(weights) == (["table", "second"] if rounded else ["second"])
+    with torch.no_grad():
+        for weight in weights.values():
+            weight.add_(0)
+    assert ops.stale_copies(weights) == []
+
+
+@pytest.mark.parametrize("through", ["rms_norm", "silu_mul"])
+def test_what_is_computed_again_gives_the_gradient_of_what_was_kept(through: str) -> None:
+    """Through a cheap op and a linear layer: the same bits as if the layer had kept its input, and it did not."""
+
+    def run(hide: bool) -> tuple[list[Tensor], list[int]]:
+        leaves = [normal(9, 64), normal(9, 64, seed=1), normal(20, 64, seed=2), normal(64, seed=3)]
+        x, gate, weight, scale = (leaf.requires_grad_() for leaf in leaves)
+        held: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: held.append(t.data_ptr()) or t, lambda t: t):
+            y = ops.rms_norm(x, scale, 1e-6) if through == "rms_norm" else ops.silu_mul(gate, x)
+            z = ops.linear(y.view_as(y) if hide else y, weight)
+        used = [leaf for leaf in (x, gate, weight, scale) if through == "silu_mul" or leaf is not gate]
+        used = [leaf for leaf in used if through == "rms_norm" or leaf is not scale]
+        kept = [1] if y.data_ptr() in held else []
+        return [z.detach(), *torch.autograd.grad(z, used, normal(9, 20, seed=4))], kept
+
+    (ours, kept), (plainly, kept_plainly) = run(hide=False), run(hide=True)
+    assert all(same_bits(a, b) for a, b in zip(ours, plainly, strict=True))
+    assert (kept, kept_plainly) == ([], [1])

@@ -18,11 +18,13 @@ import zerogap.rl.loop
 import zerogap.rl.setup
 from zerogap.cli import run
 from zerogap.models.rows import Rows
+from zerogap.ops import backend
 from zerogap.rl.samples import read_samples, samples_path
 from zerogap.rl.setup import Run, set_up
 from zerogap.trainer import RunState
 from zerogap.trainer.fingerprint import describe_numerics
 
+native = pytest.mark.skipif(bool(backend.native_missing()), reason="no zerogap-kernels")
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.toml"
 SMALL = (
     "rollout.prompts_per_step=6",
@@ -37,9 +39,10 @@ SAMPLER = ("rollout.temperature=0.7", "rollout.top_p=0.9", "rollout.top_k=8", "r
 
 @pytest.fixture(autouse=True)
 def threads() -> object:
-    """The command sets the thread count of the process; other tests keep theirs."""
+    """The command sets the thread count and the backend of the process; other tests keep theirs."""
     before = torch.get_num_threads()
-    yield
+    with backend.using(backend.cpu_backend()):
+        yield
     torch.set_num_threads(before)
 
 
@@ -403,11 +406,97 @@ def test_stale_weight_in_the_engine_is_named(tmp_path: Path, monkeypatch: pytest
         made.engine.load_weights = stale
 
     with_run(monkeypatch, spoil)
-    assert train(tmp_path / "run", steps=3) == 1
+    assert train(tmp_path / "run", "engine.weights=own", steps=3) == 1
     found = incident(tmp_path / "run")
     assert found["step"] == 1, "the first step after a sync"
     assert (found["fault"]["layer"], found["fault"]["op"]) == (1, "q_proj")
     assert found["fault"]["tensors"] == [name]
+
+
+@native
+def test_a_stale_packed_copy_stops_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A write that torch does not count, after the update: both sides would go on with the old values."""
+    name = "model.layers.1.mlp.up_proj.weight"
+
+    def spoil(made: Run) -> None:
+        changed = made.engine.weights_changed
+
+        def plant(version: int) -> None:
+            changed(version)  # the copies are current now
+            made.decoder.get_parameter(name).data[3, 3] += 1
+            changed(version)
+
+        made.engine.weights_changed = plant
+
+    with_run(monkeypatch, spoil)
+    assert train(tmp_path / "run", "model.backend=native") == 1
+    error = [line for line in capsys.readouterr().err.splitlines() if line.startswith("zerogap: error: ")]
+    assert len(error) == 1
+    assert f"weights of version 1: the packed copy of {name} (and 0 more) does not hold the weight" in error[0]
+
+
+def test_an_update_that_the_engine_is_not_told_of_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def spoil(made: Run) -> None:
+        made.engine.weights_changed = lambda version: None
+
+    with_run(monkeypatch, spoil)
+    assert train(tmp_path / "run") == 2
+    assert "has changed since the engine took version 0 of the shared weights" in capsys.readouterr().err
+
+
+def test_an_engine_with_weights_of_its_own_trains_the_same(tmp_path: Path) -> None:
+    assert train(tmp_path / "shared") == train(tmp_path / "own", "engine.weights=own") == 0
+    assert final_weights(tmp_path / "shared", 2) == final_weights(tmp_path / "own", 2)
+    assert optimiser_state(tmp_path / "shared", 2) == optimiser_state(tmp_path / "own", 2)
+
+
+@native
+@pytest.mark.parametrize("weights", ["shared", "own"])
+def test_weights_in_bfloat16_have_no_gap_and_are_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], weights: str
+) -> None:
+    mode = ("model.backend=native", "model.weights=bfloat16", f"engine.weights={weights}")
+    assert train(tmp_path / "run", *mode, "--json") == 0
+    values = result(capsys)
+    assert values["tokens_different"] == 0 < values["tokens_compared"]
+    assert json.loads((tmp_path / "run" / "numerics.json").read_text())["weights"] == "bfloat16"
+    assert 'weights = "bfloat16"' in (tmp_path / "run" / "config.toml").read_text()
+    assert train(tmp_path / "float32", "model.backend=native") == 0
+    assert final_weights(tmp_path / "run", 2) != final_weights(tmp_path / "float32", 2)
+    assert train(tmp_path / "run", *mode, "--resume", "auto", steps=3) == 0
+    assert train(tmp_path / "straight", *mode, steps=3) == 0
+    assert final_weights(tmp_path / "run", 3) == final_weights(tmp_path / "straight", 3)
+    capsys.readouterr()
+    assert train(tmp_path / "run", "model.backend=native", "--resume", "auto", steps=4) == 2
+    assert "model.weights" in capsys.readouterr().err, "a run does not change its mode"
+
+
+@native
+def test_float32_on_one_side_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def spoil(made: Run) -> None:
+        made.engine.decoder.compute_with("float32")
+
+    with_run(monkeypatch, spoil)
+    mode = ("model.backend=native", "model.weights=bfloat16", "engine.weights=own")
+    assert train(tmp_path / "run", *mode) == 1
+    fault = incident(tmp_path / "run")["fault"]
+    assert fault["op"] == "embedding"
+    assert "model.embed_tokens.weight" in fault["tensors"]
+
+
+def test_weights_in_bfloat16_are_refused_by_the_portable_backend(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with backend.using("portable"):
+        assert train(tmp_path / "run", "model.backend=portable", "model.weights=bfloat16") == 2
+    error = capsys.readouterr().err
+    assert "model.weights = 'bfloat16': the portable" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
 
 
 def test_shifted_position_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -603,7 +692,7 @@ def test_resume_where_the_bits_differ_is_refused(
 ) -> None:
     assert train(tmp_path / "run", steps=1) == 0
     monkeypatch.setattr(
-        zerogap.rl.setup, "describe_numerics", lambda config: describe_numerics(config) | {"fingerprint": "other bits"}
+        zerogap.rl.setup, "describe_numerics", lambda *which: describe_numerics(*which) | {"fingerprint": "other bits"}
     )
     assert train(tmp_path / "run", "--resume", "auto", steps=2) == 2
     error = capsys.readouterr().err

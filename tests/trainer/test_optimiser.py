@@ -5,7 +5,9 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support import same_bits
 from zerogap.errors import UsageError, ZerogapError
+from zerogap.ops import backend
 from zerogap.trainer.optimiser import Optimiser, OptimiserSettings, learning_rate, sum_of_squares
 
 
@@ -62,6 +64,80 @@ def test_against_the_algorithm(max_grad_norm):
         np.testing.assert_allclose(named[name].detach().numpy(), expected, rtol=1e-12, atol=1e-12)
 
 
+native = pytest.mark.skipif(bool(backend.native_missing()), reason="no zerogap-kernels")
+
+
+@pytest.fixture(params=[pytest.param("native", marks=native), "portable"])
+def each_backend(request):
+    with backend.using(request.param):
+        yield
+
+
+def large(seed=0):
+    """Parameters of several of the kernels' tasks and blocks, and of odd sizes."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"wide.weight": (301, 433), "norm.weight": (4097,), "one.bias": (1,)}
+    return {name: nn.Parameter(torch.randn(shape, generator=generator)) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("max_grad_norm", [0.0, 0.5])
+def test_float32_follows_the_algorithm(each_backend, max_grad_norm):
+    settings = OptimiserSettings(0.05, 0.8, 0.9, weight_decay=0.3, max_grad_norm=max_grad_norm)
+    named, gradients = large(), []
+    start = {name: nn.Parameter(p.detach().clone()) for name, p in named.items()}
+    optimiser = Optimiser(named.items(), settings)
+    for update in range(4):
+        set_gradients(named, seed=update)
+        gradients.append({name: p.grad.double().numpy().copy() for name, p in named.items()})
+        counts = {name: p._version for name, p in named.items()}
+        assert optimiser.apply().clipped == (max_grad_norm > 0)
+        assert all(p._version > counts[name] for name, p in named.items()), "torch must know of the change"
+    for name, expected in plain_adamw(start, gradients, settings).items():
+        np.testing.assert_allclose(named[name].detach().numpy(), expected, rtol=2e-5, atol=2e-6)
+    shapes = {name: (t.dtype, tuple(t.shape)) for name, t in optimiser.state_tensors().items()}
+    assert shapes["step.wide.weight"] == (torch.float32, ())
+    assert shapes["exp_avg.wide.weight"] == shapes["exp_avg_sq.wide.weight"] == (torch.float32, (301, 433))
+    assert optimiser.state_tensors()["step.one.bias"] == 4
+
+
+def test_an_update_has_the_same_bits_at_every_thread_count(each_backend):
+    threads, found = torch.get_num_threads(), []
+    try:
+        for count in (1, 1, 2, 3, 5):
+            torch.set_num_threads(count)
+            named = large()
+            optimiser = Optimiser(named.items(), OptimiserSettings(0.05, weight_decay=0.1, max_grad_norm=0.7))
+            for update in range(3):
+                set_gradients(named, update)
+                optimiser.apply()
+            found.append([*(p.detach() for p in named.values()), *optimiser.state_tensors().values()])
+    finally:
+        torch.set_num_threads(threads)
+    for other in found[1:]:
+        assert all(same_bits(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+def test_a_state_goes_over_to_the_other_backend():
+    """Names, shapes and meaning of the state are the same: a step by the other one is nearly the same step."""
+    if backend.native_missing():
+        pytest.skip("no zerogap-kernels")
+    ends = []
+    for second in ("native", "portable"):
+        named = large()
+        with backend.using("native"):
+            one = Optimiser(named.items(), OptimiserSettings(0.05))
+            set_gradients(named, 0)
+            one.apply()
+        two = Optimiser(named.items(), OptimiserSettings(0.05))
+        two.restore(1, [(name, t.clone()) for name, t in one.state_tensors().items()])
+        with backend.using(second):
+            set_gradients(named, 1)
+            two.apply()
+        ends.append(named)
+    for name in ends[0]:
+        assert torch.allclose(ends[0][name], ends[1][name], rtol=1e-5, atol=1e-6)
+
+
 def test_schedules_by_hand():
     def rates(**changes):
         settings = OptimiserSettings(learning_rate=8.0, **changes)
@@ -84,7 +160,7 @@ def test_schedules_by_hand():
 
 
 @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, (1 << 20) + 4097])
-def test_sum_of_squares_has_the_same_bits_at_every_thread_count(size):
+def test_sum_of_squares_has_the_same_bits_at_every_thread_count(each_backend, size):
     values = torch.randn(size, generator=torch.Generator().manual_seed(size)) * 3
     threads = torch.get_num_threads()
     try:
@@ -99,7 +175,7 @@ def test_sum_of_squares_has_the_same_bits_at_every_thread_count(size):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_gradient_that_is_not_finite_changes_nothing_and_is_named(bad):
+def test_a_gradient_that_is_not_finite_changes_nothing_and_is_named(each_backend, bad):
     named = parameters()
     optimiser = Optimiser(named.items(), OptimiserSettings())
     set_gradients(named, 0)
@@ -125,7 +201,7 @@ def test_an_update_without_gradients_moves_nothing_and_counts():
     assert all(torch.equal(before[name], p) for name, p in named.items())
 
 
-def test_restore_goes_on_bit_for_bit():
+def test_restore_goes_on_bit_for_bit(each_backend):
     settings = OptimiserSettings(0.05, weight_decay=0.1, schedule="cosine", total_updates=9)
     straight = parameters()
     one = Optimiser(straight.items(), settings)

@@ -160,7 +160,12 @@ def _lines(
     decoder = load_decoder(folder) if any(folder.glob("*.safetensors*")) else random_decoder(config)
     decoder.dtype = place.dtype
     decoder.to(place.device, place.dtype)
-    lines += [Line.of_whole(verdict) for verdict in check_end_to_end(decoder, load_tokenizer(folder), full)]
+    tokenizer = load_tokenizer(folder)
+    lines += [Line.of_whole(verdict) for verdict in check_end_to_end(decoder, tokenizer, full)]
+    if full and place.device.type == "cpu" and backend.cpu_backend() == "native":
+        show("engine against trainer, weights in bfloat16 ...")
+        decoder.compute_with("bfloat16")
+        lines += [Line.of_whole(verdict) for verdict in check_end_to_end(decoder, tokenizer, full)]
     return lines
 
 

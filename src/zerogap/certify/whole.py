@@ -74,7 +74,10 @@ def check_end_to_end(decoder: Decoder, tokenizer: Tokenizer, full: bool) -> list
                 words, ours = (x.view(torch.int32) for x in (sequence.trained_logprobs_engine, scored.logprob_T))
                 compared += len(words)
                 different += int((words != ours).sum())
-        name = "engine against trainer: " + (", ".join(f"{k} {v}" for k, v in settings.items()) or "plain sampling")
+        rounded = " (weights in bfloat16)" if decoder.weights == "bfloat16" else ""
+        name = f"engine against trainer{rounded}: " + (
+            ", ".join(f"{k} {v}" for k, v in settings.items()) or "plain sampling"
+        )
         verdicts.append(WholeVerdict(name, compared, different == 0, f"{different} tokens differ" if different else ""))
     return verdicts
 

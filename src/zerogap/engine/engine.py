@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from zerogap import ops
 from zerogap.engine.config import EngineConfig, page_count
 from zerogap.engine.pages import PagePool
 from zerogap.engine.params import Key, Request
@@ -17,7 +18,7 @@ from zerogap.engine.scheduler import Chunk, Scheduler
 from zerogap.engine.sequence import Completion, FinishReason, Sequence, TokenEvent, TopLogprobs
 from zerogap.engine.stops import Detokenizer, TextTail
 from zerogap.engine.trace import ScheduleTrace, sequence_rows
-from zerogap.errors import UsageError
+from zerogap.errors import NotHeldError, UsageError, ZerogapError
 from zerogap.models.decoder import Decoder, Hook
 from zerogap.models.rows import PagedCache, Rows
 from zerogap.models.weights import weights_digest
@@ -49,9 +50,12 @@ class Engine:
     """Generates tokens for many requests at once. Not thread-safe: one caller drives it.
 
     Args:
-        decoder: becomes the engine's own; nobody else may change its weights (``load_weights`` copies into them).
+        decoder: becomes the engine's own; nobody else may change its weights (``load_weights`` copies into them),
+            unless they are shared.
         tokenizer: decodes text and names the tokens that end it.
         config: memory and step sizes.
+        shared: the decoder's weights are another's, a trainer's, who changes them between rollouts and says so by
+            ``weights_changed``; the engine takes no copy, and refuses to step over changes that nobody told it of.
 
     Attributes:
         version: of the weights, 0 at the start.
@@ -64,8 +68,13 @@ class Engine:
         UsageError: if the KV memory is too little.
     """
 
-    def __init__(self, decoder: Decoder, tokenizer: Detokenizer, config: EngineConfig) -> None:
-        self.decoder = decoder.eval().requires_grad_(False)
+    def __init__(self, decoder: Decoder, tokenizer: Detokenizer, config: EngineConfig, *, shared: bool = False) -> None:
+        self.decoder = decoder.eval()
+        self.shared = shared
+        if not shared:
+            decoder.requires_grad_(False)
+        self._weights = dict(decoder.named_parameters())
+        self._counts = change_counts(self._weights)
         self.tokenizer = tokenizer
         self.config = config
         bytes_per_page = PagedCache.page_bytes(decoder.config, config.page_size, decoder.dtype, decoder.device)
@@ -119,7 +128,13 @@ class Engine:
         return bool(self._sequences)
 
     def step(self) -> list[TokenEvent]:
-        """Run one forward over the next rows of many sequences; return the tokens drawn, none if it only prefilled."""
+        """Run one forward over the next rows of many sequences; return the tokens drawn, none if it only prefilled.
+
+        Raises:
+            ZerogapError: shared weights have changed since the engine was last told of it.
+        """
+        if self.shared:
+            self._require_unchanged()
         chunks = self._scheduler.schedule()
         if not chunks:
             return []
@@ -167,24 +182,62 @@ class Engine:
 
         Raises:
             UsageError: if requests wait or run, if names, shapes or types do not fit (nothing is changed then), or if
-                the digest differs.
+                the digest differs, or if the weights are shared.
         """
-        if self._sequences:
-            raise UsageError(
-                f"load_weights: {len(self._sequences)} requests still wait or run, and a sequence belongs to one"
-                " weights version; finish or abort them first"
-            )
+        if self.shared:
+            raise UsageError("load_weights: the weights are shared, their owner changes them; call weights_changed")
+        self._require_idle("load_weights")
         own = self.decoder.state_dict()
         _check_state_dict(own, state_dict)
         with torch.no_grad():
             for name, weight in own.items():
                 weight.copy_(state_dict[name])
-        self._scheduler.start_version(version)
-        self.version = version
-        self.digest = weights_digest(own)
-        self.trace = ScheduleTrace(version)
+        self._start_version(version)
         if digest is not None and digest != self.digest:
             raise UsageError(f"load_weights: weights of version {version} have digest {self.digest}, expected {digest}")
+
+    def weights_changed(self, version: int) -> None:
+        """Take note that the owner of shared weights has changed them: the same follows as from ``load_weights``.
+
+        Args:
+            version: of the weights as they are now.
+
+        Raises:
+            UsageError: if requests wait or run, or if the weights are not shared.
+            NotHeldError: a copy of a weight that the backend computes with has other values than the weight.
+        """
+        if not self.shared:
+            raise UsageError("weights_changed: the engine's weights are its own; call load_weights")
+        self._require_idle("weights_changed")
+        stale = ops.stale_copies(self._weights)
+        if stale:
+            raise NotHeldError(
+                f"weights of version {version}: the packed copy of {stale[0]} (and {len(stale) - 1} more) does not hold"
+                " the weight; it was written to without torch's knowledge, or memory is broken: go on from a checkpoint"
+            )
+        self._counts = change_counts(self._weights)
+        self._start_version(version)
+
+    def _start_version(self, version: int) -> None:
+        self._scheduler.start_version(version)
+        self.version = version
+        self.digest = weights_digest(self.decoder.state_dict())
+        self.trace = ScheduleTrace(version)
+
+    def _require_idle(self, what: str) -> None:
+        if self._sequences:
+            raise UsageError(
+                f"{what}: {len(self._sequences)} requests still wait or run, and a sequence belongs to one"
+                " weights version; finish or abort them first"
+            )
+
+    def _require_unchanged(self) -> None:
+        for (name, now), known in zip(change_counts(self._weights).items(), self._counts.values(), strict=True):
+            if now != known:
+                raise ZerogapError(
+                    f"engine: {name} has changed since the engine took version {self.version} of the shared weights; "
+                    "call weights_changed after every update"
+                )
 
     def _drive(self, requests: list[Request], want_text: bool) -> Iterator[TokenEvent]:
         if self._sequences:
@@ -278,6 +331,11 @@ class Engine:
         statistics.prefill_tokens += rows - sum(chunk.decodes for chunk in chunks)
         statistics.cached_tokens += self.config.page_size * sum(chunk.hits for chunk in chunks)
         statistics.preemptions = self._scheduler.preemptions
+
+
+def change_counts(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
+    """Return per weight what differs after it was changed: torch's count of its changes, and where it lies."""
+    return {name: (weight._version, weight.data_ptr()) for name, weight in weights.items()}
 
 
 def _check_state_dict(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:

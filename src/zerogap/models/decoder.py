@@ -6,18 +6,24 @@ how row digests are taken.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from zerogap import ops
+from zerogap.errors import UsageError
 from zerogap.models.config import ModelConfig
 from zerogap.models.rope import TABLE_BLOCK
 from zerogap.models.rows import Rows
+from zerogap.ops import backend
 from zerogap.ops.record import RecordedCache, RecordedRows, Recording, Symbol
+from zerogap.ops.rounding import is_rounded, round_weight
+
+WeightsFormat = Literal["float32", "bfloat16"]
 
 # (layer, op, rows) -> rows; layer -1 is the embedding, layer num_layers the final norm.
 Hook = Callable[[int, str, Tensor], Tensor]
@@ -42,10 +48,50 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.dtype = dtype
+        self.weights: WeightsFormat = "float32"
         self.gradient_checkpointing = False
         self.model = _Body(config)
         self.lm_head = None if config.tie_embeddings else _Linear(config.hidden_size, config.vocab_size)
         self.to(dtype)
+
+    def compute_with(self, weights: WeightsFormat) -> Decoder:
+        """Choose what the forward computes with: the weights as they are, or rounded to bfloat16.
+
+        Rounded are the embedding, every linear layer and the LM head, to nearest with ties to even; norms and biases
+        stay, and so do the tensors: they are the masters that an optimiser moves. The arithmetic is float32 either way.
+
+        Raises:
+            UsageError: bfloat16, and it is not the native kernels that compute in float32 here.
+        """
+        self.weights = weights
+        self._require_backend()
+        self._mark()
+        self.__dict__.pop("_compiled", None)
+        return self
+
+    def _require_backend(self) -> None:
+        if self.weights == "bfloat16" and not (self.dtype == torch.float32 and backend.cpu_backend() == "native"):
+            raise UsageError(
+                "weights in bfloat16 need the native backend (pip install ./kernels) and arithmetic in float32; "
+                "set model.weights = 'float32'"
+            )
+
+    def _mark(self) -> None:
+        for weight in self.parameters():
+            round_weight(weight, self.weights == "bfloat16" and weight.dim() == 2)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Copied parameters are marked anew."""
+        super().__setstate__(state)
+        self._mark()
+
+    def twin(self) -> Decoder:
+        """Return another decoder over the same parameters: it follows every change of them."""
+        return copy.deepcopy(self, {id(parameter): parameter for parameter in self.parameters()})
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies make their own program."""
+        return {name: value for name, value in self.__dict__.items() if name != "_compiled"}
 
     @property
     def device(self) -> torch.device:
@@ -63,6 +109,8 @@ class Decoder(nn.Module):
         Where nobody listens to the ops and no gradient is wanted, a backend that can takes the whole forward at once:
         as `_forward` recorded it, with the same bits.
         """
+        self._require_backend()
+        assert is_rounded(self.lm_head_weight) == (self.weights == "bfloat16"), "a twin chose other weights"
         program = None if hooks or torch.is_grad_enabled() else self._program(cache)
         tables = self._tables(rows.positions_R)
         if program is not None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from zerogap.errors import UsageError, nearest
 from zerogap.files import write_atomic, write_text_atomic
 from zerogap.models.config import ModelConfig
-from zerogap.models.decoder import Decoder
+from zerogap.models.decoder import Decoder, WeightsFormat
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -26,17 +26,18 @@ INDEX = "model.safetensors.index.json"
 _IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".self_attn.bias", ".self_attn.masked_bias")
 
 
-def load_decoder(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
+def load_decoder(folder: Path, dtype: torch.dtype = torch.float32, weights: WeightsFormat = "float32") -> Decoder:
     """Load a Hugging Face model folder.
 
     Args:
         folder: holds config.json and model.safetensors, or shards with their index.
         dtype: weights are converted to it; float32 or, for the oracle, float64.
+        weights: what the forward computes with (``Decoder.compute_with``).
 
     Raises:
         UsageError: something is missing, truncated, of the wrong shape or not finite; it names the file and tensor.
     """
-    decoder = Decoder(ModelConfig.from_folder(folder), dtype)
+    decoder = Decoder(ModelConfig.from_folder(folder), dtype).compute_with(weights)
     wanted = dict(decoder.state_dict())
     missing = set(wanted)
     for path in _weight_files(folder):

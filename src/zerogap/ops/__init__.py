@@ -8,6 +8,8 @@ function takes and returns.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor
 
 from zerogap.ops import backend
@@ -31,6 +33,7 @@ __all__ = [
     "sample",
     "segment_count",
     "silu_mul",
+    "stale_copies",
     "token_logprobs",
     "uniform",
 ]
@@ -84,3 +87,12 @@ def sample(
 ) -> Sampled:
     """Draw each row's next token, with its log-prob and the ``top`` most probable tokens."""
     return backend.of(hidden_RK).sample(hidden_RK, lm_head_VK, settings, uniform_R, top)
+
+
+def stale_copies(weights: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of the weights of which the backend holds a copy with other values.
+
+    Args:
+        weights: parameters by name, all of one type.
+    """
+    return [] if not weights else backend.of(next(iter(weights.values()))).stale_copies(weights)

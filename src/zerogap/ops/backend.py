@@ -105,6 +105,11 @@ def describe() -> str:
     return f"portable ({missing})" if missing else "portable"
 
 
+def native_serves(x: Tensor) -> bool:
+    """Return whether the native kernels compute with a CPU tensor."""
+    return x.dtype == torch.float32 and x.is_contiguous() and cpu_backend() == "native"
+
+
 def of(x: Tensor | Symbol) -> ModuleType:
     """Return the backend that computes with ``x``; for a symbol, what notes ops down."""
     return record if isinstance(x, Symbol) else on(x.device, x.dtype)

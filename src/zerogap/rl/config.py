@@ -72,6 +72,11 @@ class ModelSection(Section):
     dtype: Literal["float32"] = Field(
         default="float32", description="number format of weights and arithmetic; others are refused"
     )
+    weights: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description="what both sides compute with: bfloat16 = the trained float32 weights, rounded (norms excepted), "
+        "half the bytes per decoded token; native backend only",
+    )
     backend: Literal["auto", "native", "portable"] = Field(
         default="auto",
         description="what computes on both sides: native = the CPU kernels of zerogap-kernels, portable = torch; "
@@ -169,6 +174,12 @@ class EngineSection(Section):
         json_schema_extra=NOT_BITS,
     )
     max_sequences: int = Field(default=128, ge=1, description="sequences that run at once", json_schema_extra=NOT_BITS)
+    weights: Literal["shared", "own"] = Field(
+        default="shared",
+        description="shared = engine and trainer compute with the same tensors; own = the engine has a copy, which is "
+        "renewed and compared with the trainer's after every step: twice the memory",
+        json_schema_extra=NOT_BITS,
+    )
     prefix_cache: bool = Field(
         default=True, description="reuse KV pages of equal prefixes at the same weights", json_schema_extra=NOT_BITS
     )

@@ -118,8 +118,16 @@ def _fault(site: Site, position: int, side: str, tensors: tuple[str, ...], rows:
 
 
 def _different_tensors(engine: Engine, decoder: Decoder) -> tuple[str, ...]:
-    ours, theirs = tensor_digests(decoder.state_dict()), tensor_digests(engine.decoder.state_dict())
-    return tuple(name for name, digest in ours.items() if theirs.get(name) != digest)
+    """Return the weights that differ between the two sides, or whose copy in a backend differs from them."""
+    weights = dict(decoder.named_parameters())
+    stale = {*ops.stale_copies(weights)}
+    if engine.decoder.weights != decoder.weights:  # one side rounds them
+        stale |= {name for name, weight in weights.items() if weight.dim() == 2}
+    if not engine.shared:
+        stale |= {*ops.stale_copies(dict(engine.decoder.named_parameters()))}
+        ours, theirs = tensor_digests(weights), tensor_digests(dict(engine.decoder.named_parameters()))
+        stale |= {name for name, digest in ours.items() if theirs.get(name) != digest}
+    return tuple(name for name in weights if name in stale)
 
 
 def _engine_digests(engine: Engine, sequence: TrainSequence, last: int) -> tuple[Digests, float | None, int | None]:

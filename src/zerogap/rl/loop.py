@@ -19,6 +19,7 @@ from zerogap.rl.display import Display
 from zerogap.rl.gate import Comparison, Totals, compare, worst
 from zerogap.rl.incident import incident, write_incident
 from zerogap.rl.locate import locate
+from zerogap.rl.memory import release_memory
 from zerogap.rl.metrics import MetricsWriter
 from zerogap.rl.reward_journal import RewardJournal, StepRewards
 from zerogap.rl.rewards import RewardJob, RewardOutcome, RewardPool
@@ -250,9 +251,14 @@ class Loop:
         return config.gap.gate == "stop"
 
     def _send_weights(self, version: int) -> None:
-        """Copy the trainer's weights into the engine under a new version, and check that they arrived."""
-        state = self.run_.decoder.state_dict()
-        self.run_.engine.load_weights(state, version, weights_digest(state))
+        """Give the engine the trainer's weights under a new version: shared ones are there, others are checked."""
+        release_memory()  # that of gradients and activations
+        engine = self.run_.engine
+        if engine.shared:
+            engine.weights_changed(version)
+        else:
+            state = self.run_.decoder.state_dict()
+            engine.load_weights(state, version, weights_digest(state))
 
     def _evaluate(self, step: int, clock: _Clock) -> dict[str, float]:
         """Return the held-out metrics of the weights at hand."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ _BASE = (
 )  # interpreter and libraries, resident before any tensor: 260 MiB measured, and the allocator's slack
 _REWARD_WORKER = 45 * 2**20  # a bare worker; what the reward function imports comes on top
 _LM_HEAD_ROWS = 64  # rows whose logits exist at once (ops.portable.logprob)
+_NATIVE_HEAD_ROWS = 256  # rows whose gradients of logits do (ops.native.logprob)
 _WORD = 4  # bytes of a float32
 _KEPT_SET = 500  # bytes of a kept set beside its content: a tensor of its own
 
@@ -72,7 +74,8 @@ class MemoryEstimate:
 
     Attributes:
         weights: the trainer's weights.
-        engine_weights: the engine's copy.
+        packed: what the native kernels compute with beside the weights, once per copy of the weights.
+        engine_weights: the engine's copy, if it has one.
         gradients: one per weight.
         optimiser: AdamW's two moments.
         kv_cache: the engine's keys and values.
@@ -85,6 +88,7 @@ class MemoryEstimate:
     """
 
     weights: int
+    packed: int
     engine_weights: int
     gradients: int
     optimiser: int
@@ -98,13 +102,15 @@ class MemoryEstimate:
     @property
     def total(self) -> int:
         """Peak in bytes: training and rollout take turns, the rest stays."""
-        stays = self.weights + self.engine_weights + self.gradients + self.optimiser + self.kv_cache + self.processes
+        stays = self.weights + self.packed + self.engine_weights + self.gradients + self.optimiser
+        stays += self.kv_cache + self.processes
         return stays + max(self.activations + self.lm_head + self.kept_sets, self.engine_step)
 
     def parts(self) -> str:
         """Return the parts in words, largest first."""
         names = {
             "weights": self.weights,
+            "packed weights": self.packed,
             "engine weights": self.engine_weights,
             "gradients": self.gradients,
             "AdamW": self.optimiser,
@@ -126,13 +132,14 @@ def parameter_count(shape: Shape) -> int:
     return shape.num_layers * layer + tables * shape.vocab_size * shape.hidden_size
 
 
-def estimate_memory(config: Config, shape: Shape, longest_sequence: int) -> MemoryEstimate:
-    """Return the memory that a run needs at its peak; measured peaks lay 5 to 25 % below it.
+def estimate_memory(config: Config, shape: Shape, longest_sequence: int, native: bool = False) -> MemoryEstimate:
+    """Return the memory that a run needs at its peak; measured peaks lay between 5 % above and 25 % below it.
 
     Args:
         config: the run.
         shape: the model.
         longest_sequence: prompt plus completion at most, tokens.
+        native: the native kernels compute, over packed copies of the matrices.
     """
     parameters = parameter_count(shape) * _WORD
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
@@ -151,14 +158,17 @@ def estimate_memory(config: Config, shape: Shape, longest_sequence: int) -> Memo
     kv_cache = config.engine.kv_bytes if config.engine.num_pages is None else config.engine.num_pages * page
     engine_rows = config.engine.max_rows_per_step
     decoding = min(config.engine.max_sequences, engine_rows)
+    sides = 1 if config.engine.weights == "shared" else 2
+    head_rows = min(rows, _NATIVE_HEAD_ROWS) if native else 4 * _LM_HEAD_ROWS
     return MemoryEstimate(
         weights=parameters,
-        engine_weights=parameters,
+        packed=sides * _packed(config, shape) if native else 0,
+        engine_weights=(sides - 1) * parameters,
         gradients=parameters,
         optimiser=2 * parameters,
         kv_cache=kv_cache,
         activations=activations,
-        lm_head=4 * _LM_HEAD_ROWS * shape.vocab_size * _WORD + 2 * head,
+        lm_head=head_rows * shape.vocab_size * _WORD + 2 * head,
         kept_sets=_kept_sets(config, shape, sequences * longest_sequence),
         engine_step=engine_rows * layer_row + 6 * decoding * shape.vocab_size * _WORD,
         processes=_BASE + config.reward.workers * _REWARD_WORKER,
@@ -175,6 +185,15 @@ def _step_rows(config: Config, longest_sequence: int) -> int:
         return rollout.prompts_per_step * rollout.samples_per_prompt * longest_sequence
     response = min(rollout.max_tokens, longest_sequence)
     return rollout.prompts_per_step * (longest_sequence - response + rollout.samples_per_prompt * response)
+
+
+def _packed(config: Config, shape: Shape) -> int:
+    """Return the bytes of the packed copies: every matrix but an embedding that is no LM head; rounded, its table."""
+    table = shape.vocab_size * shape.hidden_size
+    matrices = parameter_count(shape) - (0 if shape.tie_embeddings else table)
+    if config.model.weights == "float32":
+        return matrices * _WORD
+    return (matrices + table) * _WORD // 2
 
 
 def _kept_sets(config: Config, shape: Shape, tokens: int) -> int:
@@ -227,6 +246,13 @@ def require_memory(estimate: MemoryEstimate, available: int, held: int = 0) -> N
         f"memory: the run needs {gib(need)} more and {gib(available)} is available "
         f"(in all {gib(estimate.total)}: {estimate.parts()}); {advice}"
     )
+
+
+def release_memory() -> None:
+    """Give freed memory back to the system, where the C library keeps it (glibc): the next phase takes other sizes."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def gib(size: int) -> str:

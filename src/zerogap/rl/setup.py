@@ -25,7 +25,7 @@ from zerogap.ops import ambient, backend
 from zerogap.rl.config import Config
 from zerogap.rl.config_load import bit_differences, config_digest, load_config, to_toml
 from zerogap.rl.custom import load_rollout
-from zerogap.rl.memory import available_memory, estimate_memory, require_memory
+from zerogap.rl.memory import available_memory, estimate_memory, release_memory, require_memory
 from zerogap.rl.rollout import Generator
 from zerogap.rl.run_folder import CONFIG_FILE, FolderLock, holds_run, require_vacant, sweep
 from zerogap.rl.tasks import Prompt, Task, make_task
@@ -84,6 +84,11 @@ def set_up(config: Config, resume: str | None) -> Run:
     """
     if config.model.backend != "auto":
         backend.choose(config.model.backend, "model.backend")
+    if config.model.weights == "bfloat16" and backend.cpu_backend() != "native":
+        raise UsageError(
+            f"model.weights = 'bfloat16': the {backend.describe()} backend computes with float32 weights only; "
+            "install zerogap-kernels (pip install ./kernels) and leave model.backend at 'auto', or set 'float32'"
+        )
     folder = Path(config.run.dir)
     checkpoint = _checkpoint(config, folder, resume)
     source = resolve_model(config.model.path)
@@ -98,17 +103,22 @@ def set_up(config: Config, resume: str | None) -> Run:
     if rollout is not None:
         longest = max_positions
     # Before the weights are read: a model that does not fit must not first fill the memory.
-    require_memory(estimate_memory(config, shape, longest), available_memory(), psutil.Process().memory_info().rss)
+    estimate = estimate_memory(config, shape, longest, native=backend.cpu_backend() == "native")
+    require_memory(estimate, available_memory(), psutil.Process().memory_info().rss)
     with ambient.guard():
         decoder = load_decoder(source) if checkpoint is None else load_weights(checkpoint)
         device = _device(config)
         if device.type == "cpu":
             prove_row_law(decoder.config, decoder.dtype)
         decoder.to(device)
+    decoder.compute_with(config.model.weights)
     decoder.gradient_checkpointing = config.train.gradient_checkpointing
-    engine = Engine(copy.deepcopy(decoder), tokenizer, _engine_config(config, longest))
+    shared = config.engine.weights == "shared"
+    engine_decoder = decoder.twin() if shared else copy.deepcopy(decoder)
+    engine = Engine(engine_decoder, tokenizer, _engine_config(config, longest), shared=shared)
     optimiser = Optimiser(decoder.named_parameters(), _optimiser_settings(config))
-    numerics = describe_numerics(decoder.config, device)
+    numerics = describe_numerics(decoder.config, device, decoder.weights)
+    release_memory()
     if checkpoint is not None:
         _check_numerics(checkpoint, numerics)
         _check_prompts(checkpoint, task)
@@ -335,6 +345,7 @@ def describe(run: Run) -> str:
     shape = run.decoder.config
     parameters = sum(weight.numel() for weight in run.decoder.parameters())
     return (
-        f"{run.config.model.path}: {shape.family}, {parameters:,} parameters, {run.config.model.dtype}, "
+        f"{run.config.model.path}: {shape.family}, {parameters:,} parameters, {run.config.model.dtype}"
+        f"{' with weights rounded to bfloat16' if run.config.model.weights == 'bfloat16' else ''}, "
         f"{backend.describe()} backend, {torch.get_num_threads()} threads; run folder {run.folder}"
     )

@@ -10,7 +10,7 @@ import torch
 
 from zerogap import ops
 from zerogap.models.config import ModelConfig
-from zerogap.models.decoder import Decoder
+from zerogap.models.decoder import Decoder, WeightsFormat
 from zerogap.models.rows import PackedCache, Rows
 from zerogap.models.weights import weights_digest
 from zerogap.numerics import NUMERICS_VERSION, kernels_digest
@@ -37,14 +37,23 @@ def environment(device: torch.device = _CPU) -> dict[str, Any]:
     }
 
 
-def describe_numerics(config: ModelConfig, device: torch.device = _CPU) -> dict[str, Any]:
-    """Return the environment and the model's `fingerprint` in it, measured once per process and thread count."""
-    return environment(device) | {"fingerprint": _measured_once(config, torch.get_num_threads(), device)}
+def describe_numerics(
+    config: ModelConfig, device: torch.device = _CPU, weights: WeightsFormat = "float32"
+) -> dict[str, Any]:
+    """Return the environment, what is computed with, and the model's `fingerprint`.
+
+    It is measured once per process, thread count and backend.
+    """
+    name = backend.cpu_backend() if device.type == "cpu" else backend.name_on(device)
+    measured = _measured_once(config, weights, torch.get_num_threads(), device, name)
+    return environment(device) | {"weights": weights, "fingerprint": measured}
 
 
 @lru_cache(maxsize=8)
-def _measured_once(config: ModelConfig, threads: int, device: torch.device) -> str:
-    return fingerprint(config, device)
+def _measured_once(
+    config: ModelConfig, weights: WeightsFormat, threads: int, device: torch.device, backend_name: str
+) -> str:
+    return fingerprint(config, device, weights=weights)
 
 
 def probe_lengths(config: ModelConfig) -> list[int]:
@@ -55,14 +64,19 @@ def probe_lengths(config: ModelConfig) -> list[int]:
     return lengths
 
 
-def fingerprint(config: ModelConfig, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> str:
+def fingerprint(
+    config: ModelConfig,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    weights: WeightsFormat = "float32",
+) -> str:
     """Return a digest of the weights after one update of a single random layer of this model's shapes.
 
     About 1,700 rows, one sequence of up to 1,100 positions among them, as far as the model's context allows. Two
     environments that give the same digest computed the same forward, backward and optimiser bits there. It is a
     measurement on these shapes, no proof for all inputs.
     """
-    decoder = Decoder(replace(config, num_layers=1))
+    decoder = Decoder(replace(config, num_layers=1)).compute_with(weights)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for weight in decoder.parameters():

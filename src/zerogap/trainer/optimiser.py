@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from zerogap.errors import UsageError, ZerogapError, nearest
+from zerogap.ops import backend
 
 Schedule = Literal["constant", "linear", "cosine"]
 
@@ -92,12 +95,14 @@ def learning_rate(settings: OptimiserSettings, update: int) -> float:
 def sum_of_squares(values: Tensor) -> float:
     """Return the float64 sum of squares, by an order that depends on the number of values only.
 
-    The library's own norm splits long inputs by thread count. Here blocks of 4096 are summed one thread each, and the
-    block sums are added without rounding in between.
+    The library's own norm splits long inputs by thread count. Here blocks of 4096 are summed one thread each; the block
+    sums are added without rounding in between (portable) or in ascending order (native).
 
     Args:
         values: any shape, contiguous.
     """
+    if backend.native_serves(values):
+        return _native().sum_of_squares(values)
     sums: list[float] = []
     for chunk in values.reshape(-1).split(_NORM_CHUNK):
         squares = chunk.double().square()
@@ -125,10 +130,10 @@ class UpdateStats:
 
 
 class Optimiser:
-    """torch's AdamW over a model's named parameters.
+    """AdamW over a model's named parameters: the native kernels' in one pass where they serve, else torch's.
 
-    ``foreach`` and ``fused`` are off: the plain loop has the smallest peak (one parameter's temporaries) and one
-    order.
+    Of torch's, ``foreach`` and ``fused`` are off: the plain loop has the smallest peak (one parameter's temporaries)
+    and one order.
 
     Args:
         parameters: (name, parameter) pairs, such as ``model.named_parameters()``.
@@ -174,15 +179,41 @@ class Optimiser:
         norm = math.sqrt(math.fsum(squares.values()))
         limit = self.settings.max_grad_norm
         clipped = 0 < limit < norm
-        for parameter in self.parameters.values():
-            if clipped and parameter.grad is not None:
-                parameter.grad.mul_(limit / norm)
+        scale = limit / norm if clipped else 1.0
         for group in self._adamw.param_groups:
             group["lr"] = rate
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                if backend.native_serves(parameter):
+                    self._native_step(parameter, rate, group["weight_decay"], scale)
+                    parameter.grad = None  # so that torch leaves it alone
+                elif clipped:
+                    parameter.grad.mul_(scale)
         self._adamw.step()
         self.clear_gradients()
         self.updates += 1
         return UpdateStats(norm, rate, clipped)
+
+    def _native_step(self, parameter: nn.Parameter, rate: float, weight_decay: float, scale: float) -> None:
+        state = self._adamw.state[parameter]
+        if not state:  # as torch begins
+            state["step"] = torch.tensor(0.0)
+            state["exp_avg"] = torch.zeros_like(parameter, requires_grad=False)
+            state["exp_avg_sq"] = torch.zeros_like(parameter, requires_grad=False)
+        state["step"] += 1
+        settings = self.settings
+        _native().adamw_step(
+            parameter,
+            parameter.grad,
+            (state["exp_avg"], state["exp_avg_sq"]),
+            int(state["step"]),
+            rate,
+            (settings.beta1, settings.beta2),
+            settings.epsilon,
+            weight_decay,
+            scale,
+        )
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Return the moments and counts under ``<what>.<parameter name>``; not copies."""
@@ -220,6 +251,10 @@ class Optimiser:
         for name, parts in state.items():
             self._adamw.state[self.parameters[name]] = parts
         self.updates = updates
+
+
+def _native() -> ModuleType:
+    return importlib.import_module("zerogap.ops.native.adamw")
 
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")

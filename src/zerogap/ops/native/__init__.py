@@ -8,6 +8,7 @@ from zerogap.ops.native.attention import KVMemory, attention
 from zerogap.ops.native.linear import linear
 from zerogap.ops.native.logprob import sample, token_logprobs
 from zerogap.ops.native.norm import embedding, rms_norm, silu_mul
+from zerogap.ops.native.packed import stale_copies
 from zerogap.ops.native.rotary import rotary
 
 __all__ = [
@@ -19,5 +20,6 @@ __all__ = [
     "rotary",
     "sample",
     "silu_mul",
+    "stale_copies",
     "token_logprobs",
 ]

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 import zerogap_kernels as kernels
-from zerogap.ops.native.packed import packed, plain, rows
+from zerogap.ops.native.packed import computed_with, packed, plain, rows
+from zerogap.ops.native.recipe import recipe_of
 
 
 def linear(x_RK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None, segments: int = 1) -> Tensor:
@@ -21,7 +22,9 @@ def linear(x_RK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None, segmen
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_RK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, segments: int) -> Tensor:
-        ctx.save_for_backward(x_RK, weight_NK)
+        recipe = recipe_of(x_RK)
+        ctx.save_for_backward(weight_NK, *recipe.inputs)
+        ctx.compute = recipe.compute
         ctx.has_bias = bias_N is not None
         y_RN = x_RK.new_empty(len(x_RK), len(weight_NK))
         bias = None if bias_N is None else plain(bias_N)
@@ -30,24 +33,28 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_RN: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        x_RK, weight_NK = ctx.saved_tensors
-        grad_x = _times_weight(grad_RN, weight_NK) if ctx.needs_input_grad[0] else None
-        grad_weight = grad_RN.T @ x_RK if ctx.needs_input_grad[1] else None
+        weight_NK, *kept = ctx.saved_tensors
+        grad_x = times_weight(grad_RN, weight_NK) if ctx.needs_input_grad[0] else None
+        grad_weight = grad_RN.T @ ctx.compute(*kept) if ctx.needs_input_grad[1] else None
         grad_bias = grad_RN.sum(0) if ctx.has_bias and ctx.needs_input_grad[2] else None
         return grad_x, grad_weight, grad_bias, None
 
 
-def _times_weight(grad_RN: Tensor, weight_NK: Tensor) -> Tensor:
-    """Return ``grad_RN @ weight_NK``: the forward's kernel over the transposed weight, which is packed on the way."""
+def times_weight(grad_RN: Tensor, weight_NK: Tensor) -> Tensor:
+    """Return ``grad_RN @ weight_NK``: the forward's kernel over the transposed weight, which is packed on the way.
+
+    A weight that is rounded in the forward is so here: this is the gradient of what was computed.
+    """
     grad_RK = grad_RN.new_empty(len(grad_RN), weight_NK.shape[1])
     threads = torch.get_num_threads()
-    scratch = _transposed(weight_NK.shape[1], weight_NK.shape[0], threading.get_ident())
-    scratch.repack(weight_NK.detach().T, threads)
+    values = computed_with(weight_NK)
+    scratch = _transposed(weight_NK.shape[1], weight_NK.shape[0], values.dtype, threading.get_ident())
+    scratch.repack(values.T, threads)
     kernels.linear(rows(grad_RN), scratch, None, grad_RK, threads)
     return grad_RK
 
 
 @lru_cache(maxsize=16)
-def _transposed(out_features: int, in_features: int, thread: int) -> Any:
+def _transposed(out_features: int, in_features: int, dtype: torch.dtype, thread: int) -> Any:
     """Return packed memory that is kept for a shape and thread: fresh pages would cost more than packing."""
-    return kernels.pack(torch.zeros(1, 1).expand(out_features, in_features), 1, 1)
+    return kernels.pack(torch.zeros(1, 1, dtype=dtype).expand(out_features, in_features), 1, 1)

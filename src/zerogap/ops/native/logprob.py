@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 import zerogap_kernels as kernels
-from zerogap.ops.native.packed import packed, rows
+from zerogap.ops.native.packed import computed_with, packed, rows
 from zerogap.ops.portable.kept import ID_BYTES, bitmask_bytes
 from zerogap.ops.portable.logprob import TokenLogprobs
 from zerogap.ops.portable.sampling import Sampled, SamplerRows
 
-_BACKWARD_ROWS = 512  # whose gradients of logits exist at once
+_BACKWARD_ROWS = 256  # whose gradients of logits exist at once
 
 
 def sample(
@@ -92,6 +92,8 @@ class _TokenLogprobs(torch.autograd.Function):
         count = len(hidden_RK)
         grad_hidden = torch.empty_like(hidden_RK)
         grad_head = torch.zeros_like(lm_head_VK)
+        # Of a rounded head the gradient of the rows is that of the values computed with, widened once.
+        head_VK = computed_with(lm_head_VK).float()
         table = torch.empty(min(count, _BACKWARD_ROWS), len(lm_head_VK))
         for start in range(0, count, _BACKWARD_ROWS):
             part = slice(start, min(start + _BACKWARD_ROWS, count))
@@ -101,7 +103,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 rows(hidden_RK[part]), packed(lm_head_VK), target_R[part], settings.temperature_R, peak_R[part],
                 total_R[part], grad_R[part].contiguous(), grad_logits, torch.get_num_threads(), **_limits(settings),
             )  # fmt: skip
-            torch.mm(grad_logits, lm_head_VK, out=grad_hidden[part])
+            torch.mm(grad_logits, head_VK, out=grad_hidden[part])
             grad_head.addmm_(grad_logits.T, hidden_RK[part])
         return grad_hidden, grad_head, None, None, None, None
 

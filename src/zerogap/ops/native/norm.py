@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import zerogap_kernels as kernels
-from zerogap.ops.native.packed import plain, rows
+from zerogap.ops.native.packed import plain, rows, table
+from zerogap.ops.native.recipe import noted
 
 
 def rms_norm(x: Tensor, weight_K: Tensor, eps: float) -> Tensor:
     """Return ``x / sqrt(mean(x^2) + eps) * weight_K`` over the last dimension."""
-    return _RMSNorm.apply(x, weight_K, eps)
+    return noted(_RMSNorm.apply(x, weight_K, eps), partial(_normal, eps=eps), x, weight_K)
+
+
+def _normal(x: Tensor, weight_K: Tensor, eps: float) -> Tensor:
+    y = x.new_empty(x.shape)
+    kernels.rms_norm(_as_rows(x), plain(weight_K), eps, _as_rows(y), torch.get_num_threads())
+    return y
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -21,9 +29,7 @@ class _RMSNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight_K: Tensor, eps: float) -> Tensor:
         ctx.save_for_backward(x, weight_K)
         ctx.eps = eps
-        y = x.new_empty(x.shape)
-        kernels.rms_norm(_as_rows(x), plain(weight_K), eps, _as_rows(y), torch.get_num_threads())
-        return y
+        return _normal(x, weight_K, eps)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -38,16 +44,20 @@ class _RMSNorm(torch.autograd.Function):
 
 def silu_mul(gate_RI: Tensor, up_RI: Tensor) -> Tensor:
     """Return ``silu(gate) * up``, shape [R, I]."""
-    return _SiluMul.apply(gate_RI, up_RI)
+    return noted(_SiluMul.apply(gate_RI, up_RI), _gated, gate_RI, up_RI)
+
+
+def _gated(gate_RI: Tensor, up_RI: Tensor) -> Tensor:
+    y_RI = gate_RI.new_empty(gate_RI.shape)
+    kernels.silu_mul(rows(gate_RI), rows(up_RI), y_RI, torch.get_num_threads())
+    return y_RI
 
 
 class _SiluMul(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate_RI: Tensor, up_RI: Tensor) -> Tensor:
         ctx.save_for_backward(gate_RI, up_RI)
-        y_RI = gate_RI.new_empty(gate_RI.shape)
-        kernels.silu_mul(rows(gate_RI), rows(up_RI), y_RI, torch.get_num_threads())
-        return y_RI
+        return _gated(gate_RI, up_RI)
 
     @staticmethod
     def backward(ctx: Any, grad_RI: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,7 +80,7 @@ class _Embedding(torch.autograd.Function):
         ctx.save_for_backward(ids_R)
         ctx.shape = weight_VK.shape
         y_RK = weight_VK.new_empty(len(ids_R), weight_VK.shape[1], dtype=torch.float32)
-        kernels.embedding(ids_R, rows(weight_VK), y_RK, torch.get_num_threads())
+        kernels.embedding(ids_R, rows(table(weight_VK)), y_RK, torch.get_num_threads())
         return y_RK
 
     @staticmethod

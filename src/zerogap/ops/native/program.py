@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import zerogap_kernels as kernels
-from zerogap.ops.native.packed import packed, plain
+from zerogap.ops.native.packed import packed, plain, table
 from zerogap.ops.native.plan import native_plan
 from zerogap.ops.plan import AttentionPlan
 from zerogap.ops.record import Instruction, Recording
@@ -23,6 +23,7 @@ class Program:
         program: of the kernels.
         width: elements of a row of the result.
         linears: weights with their segments, whose packed copies the program reads.
+        tables: embeddings, whose rows the program reads as `table` gives them.
         others: further weights; the program reads their own memory.
         places: where the weights lay when the program was made.
     """
@@ -30,6 +31,7 @@ class Program:
     program: Any
     width: int
     linears: tuple[tuple[Tensor, int], ...]
+    tables: tuple[Tensor, ...]
     others: tuple[Tensor, ...]
     places: tuple[int, ...]
 
@@ -39,7 +41,7 @@ class Program:
 
     def valid(self) -> bool:
         """Whether the weights still lie where they lay."""
-        return self.places == _places(self.linears, self.others)
+        return self.places == _places(self.linears, self.tables, self.others)
 
     def run(
         self,
@@ -62,6 +64,8 @@ class Program:
         """
         for weight, segments in self.linears:
             packed(weight, segments)  # renews the copy in place if the weight has changed
+        for weight in self.tables:
+            table(weight)  # likewise
         out_RK = torch.empty(len(tokens_R), self.width)
         self.program.run(
             tokens_R, positions_R, slots_R, *angles, native_plan(plan), cache, out_RK, torch.get_num_threads()
@@ -81,10 +85,10 @@ def compile_program(recording: Recording) -> Program | None:
         if not taken:
             return None
         del steps[:taken]
-    linears, others = tuple(maker.linears), tuple(maker.others)
+    linears, tables, others = tuple(maker.linears), tuple(maker.tables), tuple(maker.others)
     last = recording.instructions[-1].output
     assert last is not None
-    return Program(builder.build(), recording.widths[last], linears, others, _places(linears, others))
+    return Program(builder.build(), recording.widths[last], linears, tables, others, _places(linears, tables, others))
 
 
 class _Maker:
@@ -94,6 +98,7 @@ class _Maker:
         self.builder = builder
         self.widths = widths
         self.linears: list[tuple[Tensor, int]] = []
+        self.tables: list[Tensor] = []
         self.others: list[Tensor] = []
 
     def fused(self, steps: list[Instruction]) -> int:
@@ -113,7 +118,8 @@ class _Maker:
         with_ = step.parameters
         builder = self.builder
         if step.op == "embedding":
-            builder.embedding(step.output, self._held(with_["weight"]))
+            self.tables.append(with_["weight"])
+            builder.embedding(step.output, table(with_["weight"]))
         elif step.op == "linear":
             self.linears.append((with_["weight"], with_["segments"]))
             bias = None if with_["bias"] is None else self._held(with_["bias"])
@@ -163,5 +169,8 @@ class _Maker:
         return plain(weight)
 
 
-def _places(linears: tuple[tuple[Tensor, int], ...], others: tuple[Tensor, ...]) -> tuple[int, ...]:
-    return tuple(weight.data_ptr() for weight, _ in linears) + tuple(weight.data_ptr() for weight in others)
+def _places(
+    linears: tuple[tuple[Tensor, int], ...], tables: tuple[Tensor, ...], others: tuple[Tensor, ...]
+) -> tuple[int, ...]:
+    weights = (*(weight for weight, _ in linears), *tables, *others)
+    return tuple(weight.data_ptr() for weight in weights)

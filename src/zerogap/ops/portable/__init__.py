@@ -7,7 +7,7 @@ repeatable one.
 from zerogap.ops.plan import AttentionPlan, Chunk
 from zerogap.ops.portable.attention import attention
 from zerogap.ops.portable.cache import KVMemory
-from zerogap.ops.portable.linear import linear, segment_count
+from zerogap.ops.portable.linear import linear, segment_count, stale_copies
 from zerogap.ops.portable.logprob import TokenLogprobs, sample, token_logprobs
 from zerogap.ops.portable.norm import embedding, rms_norm, rotary, silu_mul
 from zerogap.ops.portable.sampling import LogDistribution, Sampled, SamplerRows, draw, log_distribution, uniform
@@ -30,6 +30,7 @@ __all__ = [
     "sample",
     "segment_count",
     "silu_mul",
+    "stale_copies",
     "token_logprobs",
     "uniform",
 ]

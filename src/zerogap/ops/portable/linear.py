@@ -8,6 +8,7 @@ therefore padded to tiles of ``TILE`` and multiplied as one batch of equal tiles
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -41,6 +42,11 @@ def segment_count(in_features: int, unit: int = 64) -> int:
         if not remainder and width % 64 == 0 and width % unit == 0:
             return segments
     return 1
+
+
+def stale_copies(weights: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of the weights whose copy is stale: none, this backend keeps no copies."""
+    return []
 
 
 class _Linear(torch.autograd.Function):
