@@ -137,7 +137,7 @@ def test_this_machine_without_options(capsys: pytest.CaptureFixture[str], monkey
     verdicts = {item["name"]: item["verdict"] for item in body["contracts"]}
     assert {name for name, verdict in verdicts.items() if verdict != "no"} == {"zerogap/exact"}
     assert body["missing"] == ["certificate.holds"]
-    assert "measure it: zerogap certify --model Qwen3-0.6B" in _run(capsys, "--model", "Qwen3-0.6B")[1]
+    assert "measure it there: zerogap certify --model Qwen3-0.6B" in _run(capsys, "--model", "Qwen3-0.6B")[1]
     assert "zerogap certify --model 'my models/one'" in how_to_learn(
         "certificate.holds", Facts({"model.path": Fact("my models/one", "--model")})
     )

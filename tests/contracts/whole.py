@@ -197,6 +197,19 @@ WHOLE: dict[str, list[dict[str, Any]]] = {
             "launch.framework": "zerogap",
             "certificate.holds": True,
         },
+        {
+            **_MODEL,
+            "host.os": "Linux",
+            "software.python": "3.11.7",
+            "software.torch": "2.13.0",
+            "zerogap.backend": "gpu-triton",
+            "gpu.engine.name": "NVIDIA GB10",
+            "gpu.engine.capability": "12.1",
+            "gpu.engine.gfx": "absent",
+            "launch.given": True,
+            "launch.framework": "zerogap",
+            "certificate.holds": True,
+        },
     ],
 }
 

@@ -66,8 +66,7 @@ class Built:
 
 def configs(target: Target) -> Iterator[KernelConfig]:
     """Yield every kernel in every configuration that a run on ``target`` may launch."""
-    import zerogap.ops.triton as package
-
+    package = importlib.import_module(__name__.rpartition(".")[0])  # whose modules import this one
     for name in sorted(module.name for module in pkgutil.iter_modules(package.__path__)):
         module = importlib.import_module(f"{package.__name__}.{name}")
         if module.__name__ == __name__:
