@@ -20,7 +20,9 @@ from tests.ops.triton.interpreted.laws import (
 )
 from zerogap.ops import portable
 from zerogap.ops.portable.elementwise import tree_sum
-from zerogap.ops.triton import norm, rotary, rowwise
+from zerogap.ops.triton import norm, rowwise
+from zerogap.ops.triton.rotary import qk_norm_rotary
+from zerogap.ops.triton.rotary import rotary as triton_rotary
 from zerogap.ops.triton.run import row_config, run
 
 EPS = 1e-6
@@ -53,9 +55,9 @@ def test_rotary_and_fused_norm_are_the_single_ops(width: int, dtype: torch.dtype
     x, weight = normal(rows, heads, width, dtype=dtype), 1 + normal(width, dtype=dtype) / 8
     angle = normal(rows, width // 2)
     cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
-    assert same(rotary.rotary(x, cos, sin), portable.rotary(x.cpu(), cos.cpu(), sin.cpu()))
-    fused = rotary.qk_norm_rotary(x, weight, EPS, cos, sin)
-    assert same(fused, rotary.rotary(norm.rms_norm(x, weight, EPS), cos, sin))
+    assert same(triton_rotary(x, cos, sin), portable.rotary(x.cpu(), cos.cpu(), sin.cpu()))
+    fused = qk_norm_rotary(x, weight, EPS, cos, sin)
+    assert same(fused, triton_rotary(norm.rms_norm(x, weight, EPS), cos, sin))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -76,7 +78,7 @@ def _subjects() -> dict[str, tuple[int, object]]:
     def heads(x: Tensor) -> Tensor:
         x_RHD = x.unflatten(1, (2, 48))
         angles = cos.expand(len(x), -1), sin.expand(len(x), -1)
-        return rotary.qk_norm_rotary(x_RHD, weight[:48], EPS, *angles).flatten(1)
+        return qk_norm_rotary(x_RHD, weight[:48], EPS, *angles).flatten(1)
 
     return {
         "rms_norm": (96, lambda x: norm.rms_norm(x, weight, EPS)),
@@ -140,7 +142,7 @@ def test_gradient_of_heads_against_float64() -> None:
         cos, sin = angle.double().cos().unsqueeze(1), angle.double().sin().unsqueeze(1)
         return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
-    ours = gradients(lambda a, w: rotary.qk_norm_rotary(a, w, EPS, angle.cos(), angle.sin()), x, weight)
+    ours = gradients(lambda a, w: qk_norm_rotary(a, w, EPS, angle.cos(), angle.sin()), x, weight)
     true = gradients(exact, x.double(), weight.double())
     assert max(relative_error(a, b) for a, b in zip(ours, true, strict=True)) < 3e-6
 
