@@ -56,6 +56,7 @@ def _record(torch: object, **changes: Any) -> dict[str, Any]:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setenv("ZEROGAP_BACKEND", "portable")  # what the records speak of
     monkeypatch.setattr("zerogap.facts.gpu._nvidia", lambda: ([], "", {}))
     return tmp_path / "zerogap" / "certificates"
 
