@@ -27,7 +27,7 @@ run needs more than a GPU: `zerogap check --gpu NAME --model M` says what.
 | status | meaning |
 |---|---|
 | **certified** DATE | `zerogap certify` ran there and every proof held; the certificate ships with the package |
-| compiles | our Triton kernels build for this architecture, in every configuration; none was certified by us |
+| compiles | tests build our Triton kernels for this architecture, by default some configurations; none certified |
 | CPU only | our kernels are not built for it; `zerogap/exact` holds on the CPU beside it |
 | possible | no requirement of this contract speaks against the GPU; the rest of the launch decides |
 | no: ID | the contract's requirement of this name cannot be met with this GPU |

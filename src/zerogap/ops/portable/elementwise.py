@@ -1,10 +1,11 @@
 """Functions built from single IEEE operations, so that they keep the row law by construction.
 
 A library's ``exp`` may take one path for full vectors and another for the tail, so its bits may depend on where an
-element stands. Addition, multiplication, division, square root, ``floor`` and bit operations are exactly rounded: any
-composition of them gives each element the same bits everywhere, at any thread count and on any CPU. Every step below is
-one torch operation; none carries a scalar multiplier (``alpha=``), which some builds fuse into one rounding and others
-do not.
+element stands. Addition, multiplication, division, ``floor`` and bit operations are exactly rounded: any composition of
+them gives each element the same bits everywhere, at any thread count and on any CPU. Every step below is one torch
+operation; none carries a scalar multiplier (``alpha=``), which some builds fuse into one rounding and others do not.
+(torch's square root, which ``rms_norm`` takes, is not exactly rounded on every build: the same for equal values, but
+perhaps not on another CPU.)
 """
 
 from __future__ import annotations
