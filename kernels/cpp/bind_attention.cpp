@@ -1,6 +1,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstdlib>
@@ -199,7 +200,16 @@ void bind_attention(nb::module_& module) {
            "begins at tables[table_offset[i]]. All int64 but the tables, which are int32.")
       .def_prop_ro("rows", &Plan::rows)
       .def_prop_ro("pages", &Plan::pages)
-      .def_prop_ro("page_size", &Plan::page_size);
+      .def_prop_ro("page_size", &Plan::page_size)
+      .def(
+          "parts",
+          [](const Plan& plan, int count, int64_t least) {
+            std::vector<std::pair<int64_t, int64_t>> parts;
+            for (const Part& part : plan.parts(count, least)) parts.emplace_back(part.first_row, part.rows);
+            return parts;
+          },
+          nb::arg("count"), nb::arg("least"),
+          "First row and rows of `count` parts that need nothing of each other, each of `least` rows or more; empty where there are none.");
   nb::class_<Cache>(module, "Cache", "Keys and values of all layers in pages; zero at the start.")
       .def("__init__", &new_cache, nb::arg("layers"), nb::arg("pages"), nb::arg("page_size"), nb::arg("kv_heads"), nb::arg("head_dim"))
       .def_ro("layers", &Cache::layers)

@@ -13,8 +13,8 @@ constexpr float INFINITE = __builtin_inff();
 
 // Accumulators of a tile: as many as the registers hold.
 #if defined(__AVX512F__)
-constexpr int head_panels(int rows) { return rows <= 2 ? 8 : rows <= 4 ? 6 : rows <= 6 ? 4 : rows <= 8 ? 3 : 2; }
-constexpr int HEAD_ROWS = 12;
+constexpr int head_panels(int rows) { return rows <= 2 ? 8 : rows <= 4 ? 6 : rows <= 6 ? 4 : 3; }
+constexpr int HEAD_ROWS = 8;
 #elif defined(__AVX2__)
 constexpr int head_panels(int rows) { return rows == 1 ? 5 : rows == 2 ? 3 : rows == 3 ? 2 : 1; }
 constexpr int HEAD_ROWS = 6;

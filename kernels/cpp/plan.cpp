@@ -149,6 +149,73 @@ PlanView Plan::view() const {
   return view;
 }
 
+PlanView Plan::view(const Part& part) const {
+  PlanView view = this->view();
+  view.items = part.items.data();
+  view.item_count = static_cast<int64_t>(part.items.size());
+  view.joins = part.joins.data();
+  view.join_count = static_cast<int64_t>(part.joins.size());
+  return view;
+}
+
+// Whether no chunk has a page to which a chunk of another part writes.
+bool Plan::apart(const std::vector<int>& part_of) const {
+  std::vector<int> writer(static_cast<size_t>(pages_), -1);
+  const auto page = [&](const Chunk& chunk, int64_t i) { return static_cast<size_t>(tables_[static_cast<size_t>(chunk.table + i)]); };
+  for (size_t c = 0; c < chunks_.size(); ++c) {
+    const Chunk& chunk = chunks_[c];
+    for (int64_t i = chunk.start / page_size_; i * page_size_ < chunk.start + chunk.count && chunk.count > 0; ++i) {
+      int& its = writer[page(chunk, i)];
+      if (its >= 0 && its != part_of[c]) return false;
+      its = part_of[c];
+    }
+  }
+  for (size_t c = 0; c < chunks_.size(); ++c) {
+    const Chunk& chunk = chunks_[c];
+    for (int64_t i = 0; i * page_size_ < chunk.start && chunk.count > 0; ++i) {
+      const int its = writer[page(chunk, i)];
+      if (its >= 0 && its != part_of[c]) return false;
+    }
+  }
+  return true;
+}
+
+std::vector<Part> Plan::parts(int count, int64_t least) const {
+  if (count < 2 || rows_ < count * least) return {};
+  // A row costs what its weights do and what its keys do; 512 keys are taken for as much as the weights of all layers.
+  constexpr int64_t WEIGHTS = 512;
+  int64_t total = 0, end = 0;
+  const auto cost = [](const Chunk& chunk) { return chunk.count * (WEIGHTS + chunk.start + chunk.count / 2); };
+  for (const Chunk& chunk : chunks_) {
+    if (chunk.first_row != end) return {};
+    end += chunk.count;
+    total += cost(chunk);
+  }
+  std::vector<Part> parts(static_cast<size_t>(count));
+  std::vector<int> part_of(chunks_.size());
+  std::vector<int64_t> costs(static_cast<size_t>(count), 0);
+  int64_t before = 0;
+  for (size_t c = 0; c < chunks_.size(); ++c) {
+    const Chunk& chunk = chunks_[c];
+    const int64_t middle = before + cost(chunk) / 2;
+    const int part = std::min<int>(count - 1, static_cast<int>(middle / (total / count + 1)));
+    part_of[c] = part;
+    Part& its = parts[static_cast<size_t>(part)];
+    if (its.rows == 0) its.first_row = chunk.first_row;
+    its.rows += chunk.count;
+    costs[static_cast<size_t>(part)] += cost(chunk);
+    before += cost(chunk);
+  }
+  for (size_t part = 0; part < parts.size(); ++part)
+    if (parts[part].rows < least || costs[part] > total / count * 9 / 8) return {};
+  if (!apart(part_of)) return {};
+  for (const Item& item : items_) parts[static_cast<size_t>(part_of[static_cast<size_t>(item.chunk)])].items.push_back(item);
+  for (const Join& join : joins_)
+    for (Part& part : parts)
+      if (join.row >= part.first_row && join.row < part.first_row + part.rows) part.joins.push_back(join);
+  return parts;
+}
+
 PlanView Plan::backward_view() {
   std::call_once(once_, [this] { find_groups(); });
   PlanView view = this->view();

@@ -9,6 +9,13 @@
 
 namespace zg {
 
+// Whole chunks that need nothing of the other parts' rows, with their items and joins.
+struct Part {
+  int64_t first_row, rows;
+  std::vector<Item> items;
+  std::vector<Join> joins;
+};
+
 class Plan {
  public:
   // Per chunk: start, count, first row and where its block table begins in `tables`. Throws std::invalid_argument if a
@@ -17,6 +24,10 @@ class Plan {
        const std::vector<int64_t>& table_offsets, std::vector<int32_t> tables, int64_t page_size);
 
   PlanView view() const;
+  PlanView view(const Part& part) const;
+  // Cuts the batch into `count` parts of nearly the same cost and at least `least` rows each; none if it cannot be done: too few
+  // or too uneven chunks, rows out of order, or chunks that read what others of this batch write.
+  std::vector<Part> parts(int count, int64_t least) const;
   PlanView backward_view();  // with the groups, which are found at the first call
   int64_t rows() const { return rows_; }    // one more than the last row
   int64_t pages() const { return pages_; }  // one more than the greatest page
@@ -26,6 +37,7 @@ class Plan {
  private:
   void check_rows() const;
   void lay_items();
+  bool apart(const std::vector<int>& part_of) const;
   void find_groups();
 
   std::vector<Chunk> chunks_;

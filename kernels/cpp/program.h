@@ -70,7 +70,7 @@ class Program {
   };
   void check() const;
   void lay_out();
-  void execute(Team& team, const RunInput& input, Step& step);
+  void execute(Team& team, Work& work, const RunInput& input, const Step& step, const PlanView& plan, int64_t first, int64_t rows);
   float* at(int value) const { return places_[place_of_[value]]; }
 
   std::mutex turn_;
