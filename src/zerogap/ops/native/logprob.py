@@ -16,7 +16,7 @@ from zerogap.ops.portable.sampling import Sampled, SamplerRows
 _BACKWARD_ROWS = 256  # whose gradients of logits exist at once, where the logits are computed again
 
 # Memory for logits that a forward keeps for its backward, in bytes: 2,729 rows of 49,152 tokens, 768 of 151,936. The
-# backward turns them into gradients in place; those of further rows it computes again, with the same bits.
+# backward turns them into gradients in place; logits of further rows it computes again, with the same bits.
 KEPT_LOGITS_BYTES = 512 << 20
 
 _spare: list[
@@ -107,14 +107,15 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(ctx: Any, grad_R: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         hidden_RK, lm_head_VK, target_R, peak_R, total_R = ctx.saved_tensors
         count, vocabulary = len(hidden_RK), len(lm_head_VK)
+        width = _table_width(vocabulary)
         memory, ctx.memory = ctx.memory, None  # overwritten here: a second backward computes the logits again
-        keep = 0 if memory is None else ctx.keep
-        logits = None if memory is None else _table(memory, keep, _table_width(vocabulary))
+        logits = torch.empty(0, width) if memory is None else _table(memory, ctx.keep, width)
+        keep = len(logits)
         grad_hidden = torch.empty_like(hidden_RK)
         grad_head = torch.empty_like(lm_head_VK) if count else torch.zeros_like(lm_head_VK)
         # Of a rounded head the gradient of the rows is that of the values computed with, widened once.
         head_VK = computed_with(lm_head_VK).float()
-        scratch = torch.empty(min(count - keep, _BACKWARD_ROWS), _table_width(vocabulary))
+        scratch = torch.empty(min(count - keep, _BACKWARD_ROWS), width)
         for start in range(0, count, _BACKWARD_ROWS):
             part = slice(start, min(start + _BACKWARD_ROWS, count))
             settings = ctx.settings[part]
