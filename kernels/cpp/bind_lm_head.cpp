@@ -129,7 +129,7 @@ struct Settings {
 };
 struct Results {
   const Array& logprob;
-  const Wanted &entropy, &mass, &peak, &total, &kept_bits, &kept_count;
+  const Wanted &entropy, &mass, &peak, &total, &logits, &kept_bits, &kept_count;
 };
 
 void head(const LogitArgs& of, const Settings& settings, const Results& results, HeadArgs& args, int threads) {
@@ -148,6 +148,15 @@ void head(const LogitArgs& of, const Settings& settings, const Results& results,
   if (args.mass != nullptr && of.replay != nullptr) refuse("mass: a replayed kept set does not say what it left out");
   args.peak = vector_or_null<float>(results.peak, "peak", of.rows);
   args.total = vector_or_null<float>(results.total, "total", of.rows);
+  if (results.logits) {
+    const Array& logits = *results.logits;
+    check_rows<float>(logits, "logits");
+    const int64_t width = (of.vocabulary + PANEL - 1) / PANEL * PANEL;
+    if (static_cast<int64_t>(logits.shape(0)) != of.rows || static_cast<int64_t>(logits.shape(1)) < width)
+      refuse("logits " + shape_of(logits) + ": must be [" + std::to_string(of.rows) + ", " + std::to_string(width) + " or more]");
+    args.logits = static_cast<float*>(logits.data());
+    args.logits_stride = of.rows > 1 ? logits.stride(0) : static_cast<int64_t>(logits.shape(1));
+  }
   if (results.kept_bits.has_value() != results.kept_count.has_value()) refuse("kept_bits and kept_count: give both or none");
   if (results.kept_bits) {
     const Array& bits = *results.kept_bits;
@@ -168,12 +177,12 @@ void head(const LogitArgs& of, const Settings& settings, const Results& results,
 void token_logprobs(const Input& x, const Packed* packed, const Input& target, const Input& temperature, const Input& top_k,
                     const Input& top_p, const Input& min_p, const Array& logprob, int threads, const Given& suppressed_start,
                     const Given& suppressed, const Replay& replay, const Wanted& entropy, const Wanted& mass, const Wanted& peak, const Wanted& total,
-                    const Wanted& kept_bits, const Wanted& kept_count) {
+                    const Wanted& kept_logits, const Wanted& kept_bits, const Wanted& kept_count) {
   const Logits logits(x, packed, temperature, suppressed_start, suppressed, replay);
   HeadArgs args{};
   args.target = vector_of<const int64_t>(target, "target", logits.args.rows);
   check_tokens(args.target, logits.args.rows, logits.args.vocabulary, "target");
-  head(logits.args, {top_k, top_p, min_p}, {logprob, entropy, mass, peak, total, kept_bits, kept_count}, args, threads);
+  head(logits.args, {top_k, top_p, min_p}, {logprob, entropy, mass, peak, total, kept_logits, kept_bits, kept_count}, args, threads);
 }
 
 void sample(const Input& x, const Packed* packed, const Input& uniform, const Input& temperature, const Input& top_k, const Input& top_p,
@@ -202,12 +211,12 @@ void sample(const Input& x, const Packed* packed, const Input& uniform, const In
     args.top_logprobs = static_cast<float*>(top_logprobs->data());
   }
   const Wanted none;
-  head(logits.args, {top_k, top_p, min_p}, {logprob, entropy, none, none, none, kept_bits, kept_count}, args, threads);
+  head(logits.args, {top_k, top_p, min_p}, {logprob, entropy, none, none, none, none, kept_bits, kept_count}, args, threads);
 }
 
 void token_logprobs_backward(const Input& x, const Packed* packed, const Input& target, const Input& temperature, const Input& peak,
                              const Input& total, const Input& grad, const Array& grad_logits, int threads, const Given& suppressed_start,
-                             const Given& suppressed, const Replay& replay) {
+                             const Given& suppressed, const Replay& replay, bool in_place) {
   check_threads(threads);
   const Logits logits(x, packed, temperature, suppressed_start, suppressed, replay);
   const LogitArgs& of = logits.args;
@@ -220,7 +229,8 @@ void token_logprobs_backward(const Input& x, const Packed* packed, const Input& 
                               vector_of<const float>(total, "total", of.rows),
                               vector_of<const float>(grad, "grad", of.rows),
                               static_cast<float*>(grad_logits.data()),
-                              of.rows > 1 ? grad_logits.stride(0) : of.vocabulary};
+                              of.rows > 1 ? grad_logits.stride(0) : of.vocabulary,
+                              in_place};
   check_tokens(args.target, of.rows, of.vocabulary, "target");
   Work work;
   nb::gil_scoped_release released;
@@ -263,12 +273,13 @@ void bind_lm_head(nb::module_& module) {
   module.def("token_logprobs", &token_logprobs, arg("x"), arg("head").none(), arg("target"), arg("temperature"), arg("top_k"), arg("top_p"),
              arg("min_p"), arg("logprob"), arg("threads"), nb::kw_only(), arg("suppressed_start") = nb::none(), arg("suppressed") = nb::none(),
              arg("replay") = nb::none(), arg("entropy") = nb::none(), arg("mass") = nb::none(), arg("peak") = nb::none(), arg("total") = nb::none(),
-             arg("kept_bits") = nb::none(), arg("kept_count") = nb::none(),
-             "Write the log-probs of given tokens, by the code that `sample` runs; peak and total are for the backward.");
+             arg("logits") = nb::none(), arg("kept_bits") = nb::none(), arg("kept_count") = nb::none(),
+             "Write the log-probs of given tokens, by the code that `sample` runs; peak, total and the scaled logits are for the backward.");
   module.def("token_logprobs_backward", &token_logprobs_backward, arg("x"), arg("head").none(), arg("target"), arg("temperature"), arg("peak"),
              arg("total"), arg("grad"), arg("grad_logits"), arg("threads"), nb::kw_only(), arg("suppressed_start") = nb::none(),
-             arg("suppressed") = nb::none(), arg("replay") = nb::none(),
-             "Write the gradient of the logits (before the temperature); replay has the kept sets of the forward.");
+             arg("suppressed") = nb::none(), arg("replay") = nb::none(), arg("in_place") = false,
+             "Write the gradient of the logits (before the temperature); replay has the kept sets of the forward. In place: over the "
+             "scaled logits that the forward wrote, with the same bits.");
   module.def("uniform", &uniform, arg("seed"), arg("keys"), arg("numbers"),
              "Write one number in [0, 1) per key [rows, 4] of step, prompt, sample and position, int64.");
   module.def("kept_ids", &kept_ids, arg("bits"), arg("ids"), "Write the ids of a kept set held as bits, int32, ascending.");

@@ -46,8 +46,14 @@ ZG_INLINE void sums_of(const float* l, int64_t width, float peak, float* sum, fl
 struct Memory {
   HeadLayout layout;
   float *table, *peaks, *sums, *dots, *target_logit;
+  float* kept;  // logits of all rows, in place of the table of a tile
+  int64_t kept_stride;
 
-  explicit Memory(const HeadArgs& args) : layout(head_layout(args.of.vocabulary)) {
+  // Logits of row `r` of the tile that starts at row `first`, where they outlive their block.
+  float* logits(int64_t first, int64_t r) const { return kept != nullptr ? kept + (first + r) * kept_stride : table + r * layout.table_stride; }
+  int64_t stride() const { return kept != nullptr ? kept_stride : layout.table_stride; }
+
+  explicit Memory(const HeadArgs& args) : layout(head_layout(args.of.vocabulary)), kept(args.logits), kept_stride(args.logits_stride) {
     const int64_t rows = args.of.rows < ROWS_AT_ONCE ? args.of.rows : ROWS_AT_ONCE;
     table = args.workspace;
     peaks = table + rows * layout.table_stride;
@@ -65,9 +71,9 @@ ZG_INLINE bool filtered(const HeadArgs& args, int64_t row) {
   return ranked(args, row) || (args.of.replay == nullptr && args.of.temperature[row] > 0.0 && args.min_p[row] > 0.0);
 }
 
-// Whether the tile's logits must outlive their block: to draw, to filter, to list.
+// Whether the tile's logits must outlive their block: to draw, to filter, to list, for the backward.
 bool needs_table(const HeadArgs& args, int64_t first, int64_t rows) {
-  if (args.target == nullptr || args.top_count != nullptr) return true;
+  if (args.target == nullptr || args.top_count != nullptr || args.logits != nullptr) return true;
   for (int64_t row = first; row < first + rows; ++row)
     if (filtered(args, row)) return true;
   return false;
@@ -75,8 +81,8 @@ bool needs_table(const HeadArgs& args, int64_t first, int64_t rows) {
 
 // Rows [begin, end) of the tile that starts at row `first`.
 void block_task(Team& team, const HeadArgs& args, const Memory& memory, bool table, int64_t first, int64_t begin, int64_t end, int64_t block) {
-  const int64_t stride = table ? memory.layout.table_stride : BLOCK + LANES;
-  float* l = table ? memory.table + begin * stride + block * BLOCK : team.scratch(static_cast<size_t>(ROWS_AT_ONCE * stride));
+  const int64_t stride = table ? memory.stride() : BLOCK + LANES;
+  float* l = table ? memory.logits(first, begin) + block * BLOCK : team.scratch(static_cast<size_t>(ROWS_AT_ONCE * stride));
   block_logits(args.of, first + begin, end - begin, block, l, stride);
   const int64_t width = block_width(block, args.of.vocabulary);
   for (int64_t r = begin; r < end; ++r, l += stride) {
@@ -179,7 +185,7 @@ int64_t write_unfiltered(const HeadArgs& args, int64_t row, uint8_t* to) {
 void row_task(Team& team, const HeadArgs& args, const Memory& memory, bool table, int64_t first, int64_t r) {
   const HeadLayout& layout = memory.layout;
   const int64_t row = first + r;
-  float* l = memory.table + r * layout.table_stride;
+  float* l = memory.logits(first, r);
   float* peaks = memory.peaks + r * layout.stats_stride;
   float* sums = memory.sums + r * layout.stats_stride;
   float* dots = memory.dots + r * layout.stats_stride;
@@ -256,25 +262,24 @@ void head(Team& team, Work& work, const HeadArgs& args) {
 void backward(Team& team, Work& work, const HeadBackwardArgs& args) {
   const int64_t vocabulary = args.of.vocabulary, blocks = (vocabulary + BLOCK - 1) / BLOCK, stride = BLOCK + LANES;
   const int64_t tiles = (args.of.rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
-  float* scratch = team.scratch(static_cast<size_t>(ROWS_AT_ONCE * stride));
+  float* scratch = args.in_place ? nullptr : team.scratch(static_cast<size_t>(ROWS_AT_ONCE * stride));
   for (int64_t task = work.next(); task < tiles * blocks; task = work.next()) {
     const int64_t first = task / blocks * ROWS_AT_ONCE, block = task % blocks;
     const int64_t rows = first + ROWS_AT_ONCE < args.of.rows ? ROWS_AT_ONCE : args.of.rows - first;
-    block_logits(args.of, first, rows, block, scratch, stride);
+    if (!args.in_place) block_logits(args.of, first, rows, block, scratch, stride);
     const int64_t width = block_width(block, vocabulary);
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t row = first + r;
       const float slope = args.grad[row] / temperature_of(args.of, row);
       const F16 factor = set((0.0f - slope) / args.total[row]), peak = set(args.peak[row]);
-      const float* l = scratch + r * stride;
       float* to = args.grad_logits + row * args.grad_stride + block * BLOCK;
+      const float* l = args.in_place ? to : scratch + r * stride;
       for (int64_t k = 0; k < width; k += LANES) {
-        const F16 grad = exp(load(l + k) - peak) * factor;
         const int64_t left = vocabulary - block * BLOCK - k;
         if (left >= LANES)
-          store(to + k, grad);
+          store(to + k, exp(load(l + k) - peak) * factor);
         else
-          store_some(to + k, grad, static_cast<int>(left));
+          store_some(to + k, exp(load_some(l + k, static_cast<int>(left)) - peak) * factor, static_cast<int>(left));
       }
       const int64_t target = args.target[row] - block * BLOCK;
       if (target >= 0 && target < width) to[target] += slope;

@@ -57,6 +57,9 @@ struct HeadArgs {
   float* peak;     // [rows] or null: M and total, which the backward takes
   float* total;
 
+  float* logits;  // [rows, logits_stride] or null: the scaled logits, -inf outside the kept set, for the backward
+  int64_t logits_stride;  // at least the vocabulary, in whole lanes
+
   uint8_t* kept_bits;  // [rows, kept_stride] or null: the kept set as one bit per token
   int64_t kept_stride;
   int64_t* kept_count;  // [rows], with kept_bits
@@ -77,6 +80,7 @@ struct HeadBackwardArgs {
   const float* grad;   // [rows], of the log-probs
   float* grad_logits;  // [rows, vocabulary], before the temperature: written
   int64_t grad_stride;
+  bool in_place;  // grad_logits holds the scaled logits that the forward wrote, else they are computed again: the same bits
 };
 
 struct HeadLayout {

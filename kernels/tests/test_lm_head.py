@@ -219,6 +219,45 @@ def test_gradients(vocabulary: int, wanted: Settings) -> None:
         np.testing.assert_allclose(results[0] @ weight.numpy(), hidden64.grad.numpy(), rtol=1e-3, atol=3e-5)
 
 
+def kept_logits(rows: int, vocabulary: int) -> np.ndarray:
+    """Memory for logits that a forward keeps: some more columns than the vocabulary in whole lanes."""
+    return np.full((rows, -(-vocabulary // 16) * 16 + 16), 7.0, np.float32)
+
+
+@pytest.mark.parametrize("vocabulary", [1, 17, 1025, 3000])
+@pytest.mark.parametrize("wanted", [*SETTINGS, Settings(0.9, suppressed=[[0] if r % 2 else [] for r in range(70)])])
+def test_logits_are_kept_and_become_gradients(vocabulary: int, wanted: Settings) -> None:
+    """In place over what the forward kept: log-probs and gradients have the bits of logits computed again."""
+    if vocabulary == 1 and wanted.suppressed:
+        return
+    rows = 70
+    hidden, grad = normals(rows, DEPTH), normals(rows, seed=2)
+    for head, _ in heads(vocabulary):
+        target = sample(hidden, np.random.default_rng(3).random(rows), wanted, head).token
+        expected = grad_logits(hidden, head, target, wanted, grad)
+        scored = score(hidden, target, wanted, head)
+        l = logits(hidden, head)
+        for _ in every_path():
+            for threads in (1, 3):
+                kept, logprob = kept_logits(rows, vocabulary), np.empty(rows, np.float32)
+                kernels.token_logprobs(
+                    hidden, head, target, *wanted.arrays(rows), logprob, threads, logits=kept, **wanted.keywords()
+                )
+                assert_bits(logprob, scored.logprob)
+                for row in range(rows):
+                    suppressed = (wanted.suppressed or [[]] * rows)[row]
+                    shown = scaled(l[row], wanted.arrays(rows)[0][row], suppressed)
+                    assert_bits(kept[row, :vocabulary], np.where(scored.kept[row], shown, np.float32(-np.inf)))
+                assert (kept[:, -16:] == 7.0).all()
+                table = kept[:, :vocabulary]
+                kernels.token_logprobs_backward(
+                    hidden, head, target, wanted.arrays(rows)[0], scored.peak, scored.total, grad, table, threads,
+                    in_place=True,
+                )  # fmt: skip
+                assert_bits(np.ascontiguousarray(table), np.ascontiguousarray(expected))
+                assert (kept[:, -16:] == 7.0).all()
+
+
 def test_wrong_heads_are_refused() -> None:
     hidden = normals(2, DEPTH)
     cut = kernels.pack(normals(20, DEPTH), 2, 1)
@@ -232,6 +271,12 @@ def test_wrong_heads_are_refused() -> None:
             hidden, head, np.zeros(2, np.int64), np.ones(2), np.ones(2, np.float32), np.ones(2, np.float32),
             np.ones(2, np.float32), np.empty((2, 19), np.float32), 1,
         )  # fmt: skip
+    for shape, needed in (((2, 31), 32), ((1, 32), 32)):
+        with pytest.raises(ValueError, match=rf"logits \[{shape[0]}, {shape[1]}\]: must be \[2, {needed} or more\]"):
+            kernels.token_logprobs(
+                hidden, head, np.zeros(2, np.int64), *Settings().arrays(2), np.empty(2, np.float32), 1,
+                logits=np.empty(shape, np.float32),
+            )  # fmt: skip
     with pytest.raises(ValueError, match="kept_bits and kept_count"):
         kernels.token_logprobs(
             hidden, head, np.zeros(2, np.int64), *Settings().arrays(2), np.empty(2, np.float32), 1,

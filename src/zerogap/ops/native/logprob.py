@@ -13,7 +13,15 @@ from zerogap.ops.portable.kept import ID_BYTES, bitmask_bytes
 from zerogap.ops.portable.logprob import TokenLogprobs
 from zerogap.ops.portable.sampling import Sampled, SamplerRows
 
-_BACKWARD_ROWS = 256  # whose gradients of logits exist at once
+_BACKWARD_ROWS = 256  # whose gradients of logits exist at once, where the logits are computed again
+
+# Memory for logits that a forward keeps for its backward, in bytes: 2,729 rows of 49,152 tokens, 768 of 151,936. The
+# backward turns them into gradients in place; logits of further rows it computes again, with the same bits.
+KEPT_LOGITS_BYTES = 512 << 20
+
+_spare: list[
+    Tensor
+] = []  # memory of kept logits, for the next forward: fresh pages would cost half of what keeping spares
 
 
 def sample(
@@ -47,7 +55,9 @@ def token_logprobs(
     """Return the log-prob of ``target_R`` under each row's distribution; see ``zerogap.ops.portable``."""
     kept: list[Tensor | None] | None = [] if want_kept else None
     mass_R = torch.empty(len(hidden_RK)) if settings.kept is None else None
-    logprob_R, entropy_R = _TokenLogprobs.apply(hidden_RK, lm_head_VK, target_R, settings, kept, mass_R)
+    wants_grad = torch.is_grad_enabled() and (hidden_RK.requires_grad or lm_head_VK.requires_grad)
+    keep = _rows_to_keep(len(hidden_RK), len(lm_head_VK)) if wants_grad else 0
+    logprob_R, entropy_R = _TokenLogprobs.apply(hidden_RK, lm_head_VK, target_R, settings, kept, mass_R, keep)
     return TokenLogprobs(logprob_R, entropy_R, None if kept is None else tuple(kept), mass_R)
 
 
@@ -61,6 +71,7 @@ class _TokenLogprobs(torch.autograd.Function):
         settings: SamplerRows,
         kept: list[Tensor | None] | None,
         mass_R: Tensor | None,
+        keep: int,
     ) -> tuple[Tensor, Tensor]:
         count, vocabulary = len(hidden_RK), len(lm_head_VK)
         logprob_R, entropy_R, peak_R, total_R = (torch.empty(count) for _ in range(4))
@@ -72,10 +83,15 @@ class _TokenLogprobs(torch.autograd.Function):
         if filtered:
             wanted["kept_bits"] = torch.zeros(count, bitmask_bytes(vocabulary), dtype=torch.uint8)
             wanted["kept_count"] = torch.empty(count, dtype=torch.int64)
-        kernels.token_logprobs(
-            rows(hidden_RK), packed(lm_head_VK), target_R, *_filters(settings), logprob_R, torch.get_num_threads(),
-            **_limits(settings), **wanted,
-        )  # fmt: skip
+        memory, logits = _take(keep, _table_width(vocabulary)) if keep else (None, None)
+        for part, table in ((slice(0, keep), {"logits": logits}), (slice(keep, count), {})):
+            if part.start == part.stop:
+                continue
+            some = settings if part.stop - part.start == count else settings[part]
+            kernels.token_logprobs(
+                rows(hidden_RK[part]), packed(lm_head_VK), target_R[part], *_filters(some), logprob_R[part],
+                torch.get_num_threads(), **_limits(some), **table, **{name: x[part] for name, x in wanted.items()},
+            )  # fmt: skip
         if filtered:
             counts = wanted["kept_count"].tolist()
             sets = tuple(_stored(*pair, vocabulary) for pair in zip(wanted["kept_bits"], counts, strict=True))
@@ -83,29 +99,64 @@ class _TokenLogprobs(torch.autograd.Function):
             kept.extend(sets)
         ctx.save_for_backward(hidden_RK, lm_head_VK, target_R, peak_R, total_R)
         ctx.settings = settings.replaying(sets) if filtered else settings
+        ctx.memory, ctx.keep = memory, keep
         ctx.mark_non_differentiable(entropy_R)
         return logprob_R, entropy_R
 
     @staticmethod
-    def backward(ctx: Any, grad_R: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+    def backward(ctx: Any, grad_R: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         hidden_RK, lm_head_VK, target_R, peak_R, total_R = ctx.saved_tensors
-        count = len(hidden_RK)
+        count, vocabulary = len(hidden_RK), len(lm_head_VK)
+        width = _table_width(vocabulary)
+        memory, ctx.memory = ctx.memory, None  # overwritten here: a second backward computes the logits again
+        logits = torch.empty(0, width) if memory is None else _table(memory, ctx.keep, width)
+        keep = len(logits)
         grad_hidden = torch.empty_like(hidden_RK)
-        grad_head = torch.zeros_like(lm_head_VK)
+        grad_head = torch.empty_like(lm_head_VK) if count else torch.zeros_like(lm_head_VK)
         # Of a rounded head the gradient of the rows is that of the values computed with, widened once.
         head_VK = computed_with(lm_head_VK).float()
-        table = torch.empty(min(count, _BACKWARD_ROWS), len(lm_head_VK))
+        scratch = torch.empty(min(count - keep, _BACKWARD_ROWS), width)
         for start in range(0, count, _BACKWARD_ROWS):
             part = slice(start, min(start + _BACKWARD_ROWS, count))
             settings = ctx.settings[part]
-            grad_logits = table[: part.stop - part.start]
+            in_place = start < keep
+            table = logits[part] if in_place else scratch[: part.stop - part.start]
+            grad_logits = table[:, :vocabulary]
             kernels.token_logprobs_backward(
                 rows(hidden_RK[part]), packed(lm_head_VK), target_R[part], settings.temperature_R, peak_R[part],
-                total_R[part], grad_R[part].contiguous(), grad_logits, torch.get_num_threads(), **_limits(settings),
+                total_R[part], grad_R[part].contiguous(), grad_logits, torch.get_num_threads(),
+                **({} if in_place else _limits(settings)), in_place=in_place,
             )  # fmt: skip
             torch.mm(grad_logits, head_VK, out=grad_hidden[part])
-            grad_head.addmm_(grad_logits.T, hidden_RK[part])
-        return grad_hidden, grad_head, None, None, None, None
+            if start == 0:
+                torch.mm(grad_logits.T, hidden_RK[part], out=grad_head)
+            else:
+                grad_head.addmm_(grad_logits.T, hidden_RK[part])
+        if memory is not None:
+            _spare[:] = [memory]
+        return grad_hidden, grad_head, None, None, None, None, None
+
+
+def _rows_to_keep(count: int, vocabulary: int) -> int:
+    """Return how many rows' logits the forward keeps: all, or as many whole parts of the backward as may be held."""
+    most = KEPT_LOGITS_BYTES // (_table_width(vocabulary) * 4)
+    return count if count <= most else most // _BACKWARD_ROWS * _BACKWARD_ROWS
+
+
+def _take(count: int, width: int) -> tuple[Tensor, Tensor]:
+    """Return memory (the spare one if it is large enough) and the table [count, width] that lies in it."""
+    spare = _spare.pop() if _spare else None
+    memory = torch.empty(count * width) if spare is None or len(spare) < count * width else spare
+    return memory, _table(memory, count, width)
+
+
+def _table(memory: Tensor, count: int, width: int) -> Tensor:
+    return memory[: count * width].view(count, width)
+
+
+def _table_width(vocabulary: int) -> int:
+    """Return the floats of a row of logits: rows of whole pages would fall on the same lines of the caches."""
+    return -(-vocabulary // 1024) * 1024 + 16
 
 
 def _filters(settings: SamplerRows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
