@@ -207,6 +207,8 @@ def totals(rows: LogitRows, sums_RB: Tensor, terms_RB: Tensor) -> tuple[Tensor, 
 
 def filtered(settings: SamplerRows) -> bool:
     """Return whether top-k, top-p or min-p of some row may drop a token."""
+    if settings.filters is not None:
+        return settings.filters
     on_R = (settings.top_k_R > 0) | (settings.top_p_R < 1) | (settings.min_p_R > 0)
     return bool((on_R & (settings.temperature_R > 0)).any())
 
