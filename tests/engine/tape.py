@@ -1,7 +1,8 @@
-"""A stand-in for CUDA graphs that works on the CPU: what a function did is recorded and done again without its Python.
+"""A stand-in for CUDA graphs that works on the CPU: what a function did is recorded and done again without Python.
 
-Like a graph it holds on to tensors, not to values: numbers that Python computed while it was recorded are part of it for
-good, and reading a tensor's value on the host is an error. Kernels under Triton's interpreter are recorded as launches.
+Like a graph it holds on to tensors, not to values: numbers that Python computed while it was recorded are part of it
+for good, and reading a tensor's value on the host is an error. Kernels under Triton's interpreter are recorded as
+launches.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 _READS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal", "aten::_unique2"}
 
 
-class HostRead(Exception):
+class HostReadError(Exception):
     """A value was read on the host while a function was recorded."""
 
 
@@ -33,7 +34,7 @@ class Tape(TorchDispatchMode):
         kwargs = kwargs or {}
         name = func._schema.name
         if name in _READS or (name == "aten::index" and _masked(args)):
-            raise HostRead(name)
+            raise HostReadError(name)
         result = func(*args, **kwargs)
         if func._schema.is_mutable:
             self.entries.append(lambda: func(*args, **kwargs))

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.engine.build import LetterTokenizer, make_engine, request
-from tests.engine.tape import HostRead, taped
+from tests.engine.tape import HostReadError, taped
 from tests.support import random_decoder
 from zerogap.engine import Completion, Engine, EngineConfig, Request
 from zerogap.engine import decode as decode_module
@@ -230,7 +230,7 @@ def test_stale_tables_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_reading_on_the_host_is_caught() -> None:
     x = torch.ones(3)
     for read in (lambda: bool(x.any()), lambda: x.sum().item(), lambda: x[x > 0], lambda: x.nonzero()):
-        with pytest.raises(HostRead):
+        with pytest.raises(HostReadError):
             taped(lambda read=read: read() and None)
 
 

@@ -21,6 +21,7 @@ _REWARD_WORKER = 45 * 2**20  # a bare worker; what the reward function imports c
 _LM_HEAD_ROWS = 64  # rows whose logits exist at once (ops.portable.logprob)
 _NATIVE_HEAD_ROWS = 256  # rows whose gradients of logits do (ops.native.logprob)
 _WORD = 4  # bytes of a float32
+KV_BYTES = 256 * 2**20  # KV cache on the CPU where the configuration does not say
 _KEPT_SET = 500  # bytes of a kept set beside its content: a tensor of its own
 
 
@@ -155,7 +156,7 @@ def estimate_memory(config: Config, shape: Shape, longest_sequence: int, native:
         activations = rows * (shape.num_layers + 1) * layer_row
     head = _WORD * shape.vocab_size * shape.hidden_size
     page = 2 * shape.num_layers * keys * config.engine.page_size * _WORD
-    kv_cache = config.engine.kv_bytes if config.engine.num_pages is None else config.engine.num_pages * page
+    kv_cache = config.engine.num_pages * page if config.engine.num_pages else config.engine.kv_bytes or KV_BYTES
     engine_rows = config.engine.max_rows_per_step
     decoding = min(config.engine.max_sequences, engine_rows)
     sides = 1 if config.engine.weights == "shared" else 2
