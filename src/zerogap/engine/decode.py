@@ -164,7 +164,7 @@ class DecodeSteps:
         self._inputs.upload(block_bytes(decode_fields(size.rows, size.width)))
         replay = self._replays.get(size)
         if replay is None:
-            replay = self._replays[size] = self._capture(self._body(size))
+            replay = self._replays[size] = self._capture(self.body(size))
         replay()
         if size.sampler == "eager":
             return draw_next(self._decoder, self._hidden_RK[:count], sequences)
@@ -204,7 +204,7 @@ class DecodeSteps:
         table_RW[len(sequences) :] = self._padding_page
         self._layout, self._tables = layout, now
 
-    def _body(self, size: Size) -> Body:
+    def body(self, size: Size) -> Body:
         """Return the function that computes a step from the inputs on the device, and leaves its results there."""
         given = views(self._inputs.device, decode_fields(size.rows, size.width))
         drawn = views(self._outputs.device, _drawn_fields(size.rows))

@@ -12,7 +12,9 @@ from typing import Any
 import psutil
 import torch
 
+from zerogap.console import counted
 from zerogap.engine import Engine, EngineConfig, SamplingParams
+from zerogap.engine.kernels import prepare_gpu
 from zerogap.errors import UsageError
 from zerogap.files import write_text_atomic
 from zerogap.models.config import ModelConfig
@@ -117,6 +119,9 @@ def set_up(config: Config, resume: str | None) -> Run:
             prove_row_law(decoder.config, decoder.dtype)
         decoder.to(device)
     decoder.compute_with(config.model.weights)
+    if device.type == "cuda":
+        with counted("building kernels") as told:
+            prepare_gpu(decoder.config, decoder.dtype, config.engine.page_size, device, told)
     decoder.gradient_checkpointing = config.train.gradient_checkpointing
     shared = config.engine.weights == "shared"
     engine_decoder = decoder.twin() if shared else copy.deepcopy(decoder)

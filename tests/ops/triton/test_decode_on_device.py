@@ -104,7 +104,7 @@ def _unpinned(self: Any, size: int, device: torch.device) -> None:
 @pytest.mark.parametrize("sampler", ["eager", "plain", "filtered"])
 @pytest.mark.parametrize(("rows", "width"), [(1, 16), (8, 32), (16, 32)])
 def test_a_step_stays_on_the_device(steps: DecodeSteps, sampler: Any, rows: int, width: int) -> None:
-    body = steps._body(Size(rows, width, sampler))
+    body = steps.body(Size(rows, width, sampler))
     with Transfers():
         body()
     assert CROSSED == []
@@ -126,7 +126,7 @@ def test_what_may_not_be_in_a_step_is_caught(steps: DecodeSteps, monkeypatch: py
 
     monkeypatch.setattr(decode_module.ops, "SamplerRows", unknowing)
     with pytest.raises(DataDependentOutputException):
-        steps._body(Size(4, 16, "plain"))()
+        steps.body(Size(4, 16, "plain"))()
     x = torch.ones(3, device=GPU)
     with pytest.raises(DynamicOutputShapeException):
         torch.ops.aten.nonzero(x)

@@ -13,9 +13,11 @@ import torch
 
 from tests.engine.tape import taped
 from tests.ops.triton.interpreted.laws import DEVICE, INTERPRETED
+from zerogap import ops
 from zerogap.certify.whole import random_decoder
 from zerogap.engine import Completion, Engine, EngineConfig, Request, SamplingParams
 from zerogap.models.config import ModelConfig
+from zerogap.models.rows import PackedCache, Rows
 from zerogap.models.tokenizer import load_tokenizer
 from zerogap.ops import backend
 from zerogap.ops.portable import sampling as portable
@@ -63,6 +65,44 @@ def test_replayed_is_eager_bit_for_bit(dtype: torch.dtype, filters: bool) -> Non
     assert {size.sampler for size in decode._replays} >= {"filtered" if filters else "plain"}
     assert replayed.statistics.replayed_steps > len(decode._replays) > 1
     assert eager.statistics.replayed_steps == 0
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="reads launches from the interpreter")
+def test_every_kernel_that_runs_was_foreseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `needed_kernels` finds without running anything covers a rollout and an update."""
+    from triton.runtime.interpreter import GridExecutor
+
+    from zerogap.engine.kernels import needed_kernels
+    from zerogap.ops.triton.targets import INTERPRETER
+
+    launched: set[tuple[object, ...]] = set()
+    original = GridExecutor.__call__
+
+    def call(self: GridExecutor, *args: object, **kwargs: object) -> None:
+        launched.add((self.fn.__name__, *sorted(kwargs.items())))
+        original(self, *args, **kwargs)
+
+    monkeypatch.setattr(GridExecutor, "__call__", call)
+    config = replace(ModelConfig.from_folder(FOLDER), num_layers=1)
+    decoder = random_decoder(config)
+    decoder.dtype = torch.bfloat16
+    decoder.to(DEVICE, torch.bfloat16)
+    sizes = EngineConfig(num_pages=12, page_size=4, max_sequences=4, max_rows_per_step=64)
+    engine = Engine(copy.deepcopy(decoder), load_tokenizer(FOLDER), sizes, capture=taped)
+    (done,) = engine.generate(_requests(1, filters=True))
+    hidden_RK = decoder.hidden(Rows.packed([[*done.prompt, *done.tokens]]), PackedCache())
+    settings = ops.SamplerRows.uniform_settings(len(hidden_RK), 1.0)
+    target_R = torch.ones(len(hidden_RK), dtype=torch.int64)
+    ops.token_logprobs(hidden_RK, decoder.lm_head_weight, target_R, settings).logprob_R.sum().backward()
+    assert len(launched) > 20
+    foreseen = {
+        (
+            launch.kernel.__name__,
+            *sorted((name, value) for name, value in launch.options.items() if name not in ("num_warps", "num_stages")),
+        )
+        for launch in needed_kernels(config, torch.bfloat16, 4, INTERPRETER)
+    }
+    assert launched <= foreseen
 
 
 def test_random_numbers_are_those_of_the_eager_step() -> None:
