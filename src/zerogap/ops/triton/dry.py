@@ -9,13 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from zerogap.ops.triton.targets import Target
 
 _ELEMENTS = 64  # of a stand-in: only its type and alignment count
 
@@ -36,9 +33,9 @@ class Launch:
 
 @dataclass
 class Notes:
-    """What was noted for a target, each compiled kernel once."""
+    """What was noted for a target (``zerogap.ops.triton.targets``, which imports this), each compiled kernel once."""
 
-    target: Target
+    target: Any
     launches: dict[tuple[Any, ...], Launch] = field(default_factory=dict)
 
     def add(self, kernel: Any, arguments: Sequence[Any], options: dict[str, Any]) -> None:
@@ -60,7 +57,7 @@ def notes() -> Notes | None:
 
 
 @contextmanager
-def noting(target: Target) -> Iterator[Notes]:
+def noting(target: Any) -> Iterator[Notes]:
     """Note launches for ``target`` down in the body."""
     global _notes
     assert _notes is None, "one at a time"
