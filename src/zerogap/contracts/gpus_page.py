@@ -46,8 +46,10 @@ zerogap certify --device cuda:0 --model M
 It takes a few minutes, the first one for building the kernels, needs no network, and names the first op that breaks if
 one does. Which kernels a model needs is found first, without launching any, so it says "building kernels: 12 of 58".
 Triton keeps them in `~/.triton/cache` (`TRITON_CACHE_DIR`), under a key of the kernel's source and all that it calls,
-Triton's version, compiler switches, argument types and architecture: each is built once, and `zerogap certify --quick` or
-the start of a run leaves the cache warm for the next process. The GPU is named by number, never guessed; AMD ones are `cuda:N` too. `M` is a folder, a hub name or
+Triton's version, compiler switches, argument types and architecture: each is built once, and `zerogap certify --quick`
+or the start of a run leaves the cache warm for the next process.
+
+The GPU is named by number, never guessed; AMD ones are `cuda:N` too. `M` is a folder, a hub name or
 `builtin:tiny-qwen3`: a certificate speaks of the shapes of its model, of one GPU model, one dtype (`--dtype`, bfloat16
 by default there), one zerogap, PyTorch, Triton, CUDA and driver, and of the tiles that were used. A difference in any
 of these is another certificate. It lies in `~/.local/share/zerogap/certificates` (or where `--output` says), where

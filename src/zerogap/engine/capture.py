@@ -7,9 +7,10 @@ step to step comes in one transfer and goes out in one (`Staging`).
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -34,7 +35,8 @@ class CudaGraphs:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
+        self._pool: Any = None
 
     def __call__(self, body: Body) -> Body:
         """Run ``body`` once, so that its kernels are compiled and loaded, capture it, and return the graph's replay."""
@@ -44,9 +46,12 @@ class CudaGraphs:
             with torch.cuda.stream(stream):
                 body()
             torch.cuda.current_stream().wait_stream(stream)
+            if not self._graphs:  # memory of graphs that are all gone is the allocator's again
+                self._pool = torch.cuda.graph_pool_handle()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 body()
+        self._graphs.add(graph)
         return graph.replay
 
 

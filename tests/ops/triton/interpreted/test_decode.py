@@ -42,7 +42,7 @@ def _requests(count: int, filters: bool) -> list[Request]:
         Request(
             (0, number, 0),
             tuple(range(3, 5 + number)),
-            SamplingParams(max_tokens=3 + 2 * number, seed=7, **(SAMPLERS[number % len(SAMPLERS)] if filters else {})),
+            SamplingParams(max_tokens=3 + number, seed=7, **(SAMPLERS[number % len(SAMPLERS)] if filters else {})),
         )
         for number in range(count)
     ]
