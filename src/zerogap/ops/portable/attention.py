@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from zerogap.ops.plan import AttentionPlan, Chunk, DecodeTensors
+from zerogap.ops import plan as shared
+from zerogap.ops.plan import AttentionPlan, Chunk
 from zerogap.ops.portable.elementwise import exp, tree_sum
 
 KEY_BLOCK = 32
@@ -81,7 +82,7 @@ class Tiles:
         )
 
 
-def decode_plan(tensors: DecodeTensors) -> Tiles:
+def decode_plan(tensors: shared.DecodeTensors) -> Tiles:
     """Return the tiles of one row per sequence: each walks the whole width of the table, which changes no bit."""
     rows, width = tensors.table_RW.shape
     padded = -(-width * tensors.page_size // KEY_BLOCK) * KEY_BLOCK

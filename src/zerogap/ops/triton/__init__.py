@@ -6,11 +6,12 @@ The names are those of ``zerogap.ops.portable``. Importing this package imports 
 from zerogap.ops.plan import Chunk
 from zerogap.ops.portable.cache import KVMemory
 from zerogap.ops.portable.linear import stale_copies
+from zerogap.ops.triton.decode_plan import decode_plan
 from zerogap.ops.triton.linear import linear, segment_count
 from zerogap.ops.triton.logprob import TokenLogprobs, sample, token_logprobs
 from zerogap.ops.triton.norm import add_rms_norm, rms_norm
 from zerogap.ops.triton.paged import attention
-from zerogap.ops.triton.plan import AttentionPlan, decode_plan
+from zerogap.ops.triton.plan import AttentionPlan
 from zerogap.ops.triton.rotary import qk_norm_rotary, rotary
 from zerogap.ops.triton.rowwise import embedding, silu_mul
 from zerogap.ops.triton.sampling import LogDistribution, SamplerRows, draw, log_distribution, uniform, uniform_rows

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zerogap.ops.plan import Chunk, DecodeTensors
+from zerogap.ops.plan import Chunk
 
 
 @dataclass(frozen=True)
@@ -119,31 +119,3 @@ class AttentionPlan:
             table = np.stack(columns, axis=1).astype(np.int32)
             self._key_tiles[key_block] = torch.from_numpy(table).to(self.table_SP.device, non_blocking=True)
         return self._key_tiles[key_block]
-
-
-class DecodePlan(AttentionPlan):
-    """One row per sequence, on the device: a tile is a row, whatever its height, and there is no backward pass."""
-
-    def tiles(self, query_rows: int) -> Tensor:
-        """Return the tiles as they were given."""
-        return self._tiles[0]
-
-    def key_tiles(self, key_block: int) -> Tensor:
-        """Refuse: nothing is differentiated through a decode step."""
-        raise AssertionError("a decode plan has no backward pass")
-
-
-def decode_plan(tensors: DecodeTensors) -> DecodePlan:
-    """Return the plan over tensors that lie on the device; as if each sequence might fill the whole width."""
-    rows, width = tensors.table_RW.shape
-    return DecodePlan(
-        start_S=np.empty(0, dtype=np.int64),  # positions are on the device only
-        count_S=np.ones(rows, dtype=np.int64),
-        table_SP=tensors.table_RW,
-        length_S=tensors.length_R,
-        positions_R=tensors.position_R,
-        page_size=tensors.page_size,
-        longest=width * tensors.page_size,
-        shared=True,
-        _tiles={0: tensors.tile_R4},
-    )
