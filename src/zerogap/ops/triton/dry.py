@@ -1,7 +1,8 @@
 """Noting launches instead of running them: which kernels some work needs is found by doing it without them.
 
 Within `noting` every launch is written down with types in place of values, and a CPU tensor stands for one of the GPU.
-What kernels would have written stays whatever memory held; integers are set to 0, since they may be used as indices.
+What kernels would have written stays whatever memory held; token ids (int64) are set to 0, since torch indexes with
+them.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Notes:
     def add(self, kernel: Any, arguments: Sequence[Any], options: dict[str, Any]) -> None:
         """Note a launch."""
         for x in arguments:
-            if isinstance(x, Tensor) and not x.is_floating_point():
+            if isinstance(x, Tensor) and x.dtype == torch.int64:
                 x.data.zero_()  # unseen by autograd
         kept = tuple(torch.empty(_ELEMENTS, dtype=x.dtype) if isinstance(x, Tensor) else x for x in arguments)
         launch = Launch(kernel, kept, options)
