@@ -31,7 +31,6 @@ Progress = Callable[[int, int, str], None]
 """Told (kernels done, kernels in all, name of the next one); once more at the end, with no name."""
 
 _LAYERS = 2  # all but the first are alike
-_KEYS = 2200  # of a long sequence: more than one split of attention
 
 
 def needed_kernels(config: ModelConfig, dtype: torch.dtype, page_size: int, target: Target) -> list[Launch]:
@@ -57,7 +56,7 @@ def needed_kernels(config: ModelConfig, dtype: torch.dtype, page_size: int, targ
         table = torch.zeros(8, config.hidden_size, dtype=dtype, requires_grad=True)
         ops.embedding(torch.zeros(1, dtype=torch.int64), table).sum().backward()
         with torch.no_grad():
-            _engine(decoder, page_size)
+            _engine(decoder, page_size, _two_splits(config, dtype, target))
     return list(notes.launches.values())
 
 
@@ -85,9 +84,8 @@ def _score(decoder: Decoder, hidden_RK: Tensor) -> Tensor:
     return torch.cat(parts).sum()
 
 
-def _engine(decoder: Decoder, page_size: int) -> None:
-    """Run a long prompt's chunk and decode steps over pages."""
-    positions = min(_KEYS, decoder.config.max_positions)
+def _engine(decoder: Decoder, page_size: int, positions: int) -> None:
+    """Run chunks at both ends of a sequence, and decode steps, over pages."""
     pages = -(-positions // page_size)
     cache = PagedCache(decoder.config, pages + 1, page_size, decoder.dtype)
     for start in {0, positions - 3}:
@@ -99,15 +97,23 @@ def _engine(decoder: Decoder, page_size: int) -> None:
 
 
 def _row_counts(config: ModelConfig, dtype: torch.dtype, target: Target) -> list[int]:
-    """Return numbers of rows that meet every tile of every matrix."""
+    """Return numbers of rows that meet every tile of every matrix, and attention's splits in parallel."""
     from zerogap.ops.triton.table import linear_tiles
 
-    name, counts = str(dtype).removeprefix("torch."), {1, 1 + min(_KEYS, config.max_positions - 1)}
+    name, counts = str(dtype).removeprefix("torch."), {1, _two_splits(config, dtype, target)}
     for out_features in (config.hidden_size, config.intermediate_size, config.vocab_size):
         for segments in (1, 2):
             tiles = linear_tiles(target, name, out_features, segments).tiles
             counts |= {tile.rows for tile in tiles if tile.rows is not None}
-    return sorted(counts)
+    return sorted(counts | {1 + max(counts)})
+
+
+def _two_splits(config: ModelConfig, dtype: torch.dtype, target: Target) -> int:
+    """Return the length of a sequence whose keys attention walks in two splits, if the model reaches so far."""
+    from zerogap.ops.triton.table import attention_tile
+
+    name, share = str(dtype).removeprefix("torch."), config.num_heads // config.num_kv_heads
+    return min(attention_tile(target, name, config.head_dim, share).split + 1, config.max_positions)
 
 
 def build_kernels(launches: list[Launch], progress: Progress) -> None:
