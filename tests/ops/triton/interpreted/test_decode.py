@@ -67,6 +67,27 @@ def test_replayed_is_eager_bit_for_bit(dtype: torch.dtype, filters: bool) -> Non
     assert eager.statistics.replayed_steps == 0
 
 
+def test_weights_changed_in_place_are_seen_by_what_is_captured() -> None:
+    decoder = random_decoder(replace(ModelConfig.from_folder(FOLDER), num_layers=1))
+    decoder.dtype = torch.bfloat16
+    decoder.to(DEVICE, torch.bfloat16)
+    tokenizer, requests = load_tokenizer(FOLDER), _requests(1, filters=False)
+    sizes = EngineConfig(num_pages=12, page_size=4, max_sequences=4)
+    engine = Engine(decoder.twin(), tokenizer, sizes, shared=True, capture=taped if INTERPRETED else None)
+    first = _bits(engine.generate(requests))
+    with torch.no_grad():
+        for weight in decoder.parameters():
+            weight.mul_(1.25)
+    engine.weights_changed(1)
+    second = _bits(engine.generate(requests))
+    eager = Engine(copy.deepcopy(decoder), tokenizer, replace(sizes, cuda_graphs=False))
+    assert second == _bits(eager.generate(requests))
+    assert second != first
+    decode = engine._forward.decode
+    assert decode is not None
+    assert decode.captured == 1 < engine.statistics.replayed_steps
+
+
 @pytest.mark.skipif(not INTERPRETED, reason="reads launches from the interpreter")
 def test_every_kernel_that_runs_was_foreseen(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `needed_kernels` finds without running anything covers a rollout and an update."""
