@@ -8,10 +8,11 @@ import math
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from zerogap.errors import UsageError
 
@@ -29,6 +30,29 @@ def message(text: str) -> None:
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):
             print(printable(text), file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def counted(what: str) -> Iterator[Callable[[int, int, str], None]]:
+    """Show on stderr how far a long piece of work is: a bar on a terminal, elsewhere its first and its last line.
+
+    Args:
+        what: is done, such as ``building kernels``.
+
+    Yields:
+        what is told (parts done, parts in all, name of the next; empty at the end).
+    """
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=None)
+
+        def tell(done: int, total: int, name: str) -> None:
+            bar.update(task, completed=done, total=total, description=f"{what}: {name}" if name else what)
+            if not console.is_terminal and done in (0, total):
+                message(f"{what}: {done} of {total}")
+
+        yield tell
 
 
 def printable(text: str) -> str:

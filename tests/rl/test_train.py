@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import zerogap.engine.engine
+import zerogap.engine.forward
 import zerogap.engine.trace
 import zerogap.rl.command
 import zerogap.rl.loop
@@ -507,7 +507,7 @@ def test_shifted_position_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             rows.positions_R.add_((rows.positions_R >= 6).to(torch.int64))
             return rows
 
-    monkeypatch.setattr(zerogap.engine.engine, "Rows", Shifted)
+    monkeypatch.setattr(zerogap.engine.forward, "Rows", Shifted)
     monkeypatch.setattr(zerogap.engine.trace, "Rows", Shifted)
     assert train(tmp_path / "run") == 1
     fault = incident(tmp_path / "run")["fault"]

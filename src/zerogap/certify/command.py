@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import json
@@ -27,7 +28,9 @@ from zerogap.certify.whole import (
     check_repeatability,
     random_decoder,
 )
-from zerogap.console import message, out, print_json
+from zerogap.console import counted, message, out, print_json
+from zerogap.engine import EngineConfig
+from zerogap.engine.kernels import prepare_gpu
 from zerogap.errors import ExitCode, UsageError, nearest
 from zerogap.facts.certificate import canonical, certificate_folder, cpu_identity, sealed, write_certificate
 from zerogap.models.config import ModelConfig
@@ -140,6 +143,10 @@ def place_of(device: str, dtype: str) -> Place:
 def _lines(
     folder: Path, config: ModelConfig, full: bool, show: Callable[[str], None], place: Place = CPU
 ) -> list[Line]:
+    if place.device.type != "cpu":
+        with contextlib.ExitStack() as stack:
+            told = stack.enter_context(counted("building kernels")) if show is message else lambda *_: None
+            prepare_gpu(config, place.dtype, EngineConfig(num_pages=1).page_size, place.device, told)
     threads = THREADS if place.device.type == "cpu" else (1,)  # host threads are no company on a GPU
     control = check_rows(control_subject(config, place), full, threads)
     found = control.broken is not None

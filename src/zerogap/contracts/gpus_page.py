@@ -44,7 +44,12 @@ zerogap certify --device cuda:0 --model M
 ```
 
 It takes a few minutes, the first one for building the kernels, needs no network, and names the first op that breaks if
-one does. The GPU is named by number, never guessed; AMD ones are `cuda:N` too. `M` is a folder, a hub name or
+one does. Which kernels a model needs is found first, without launching any, so it says "building kernels: 12 of 58".
+Triton keeps them in `~/.triton/cache` (`TRITON_CACHE_DIR`), under a key of the kernel's source and all that it calls,
+Triton's version, compiler switches, argument types and architecture: each is built once, and `zerogap certify --quick`
+or the start of a run leaves the cache warm for the next process.
+
+The GPU is named by number, never guessed; AMD ones are `cuda:N` too. `M` is a folder, a hub name or
 `builtin:tiny-qwen3`: a certificate speaks of the shapes of its model, of one GPU model, one dtype (`--dtype`, bfloat16
 by default there), one zerogap, PyTorch, Triton, CUDA and driver, and of the tiles that were used. A difference in any
 of these is another certificate. It lies in `~/.local/share/zerogap/certificates` (or where `--output` says), where
@@ -65,6 +70,11 @@ the tables of speed, with partial results if it is cut short.
 The kernels are built ahead of time for every architecture of the table, and the tests read from the results the matrix
 instruction, shared memory, spills, and that nothing was fused. Triton's interpreter runs them on a CPU: that proves
 indexing, masks and the order of operations, not a GPU's bits.
+
+The engine's captured decode steps ([engine](engine.md)) were built and tested without a GPU too. A tape on the CPU that
+holds on to tensors and not to values, as a graph does, replays them over the interpreted kernels with the bits of the
+eager steps; and over tensors that have a device and no values, a step with its sampler reads nothing on the host and
+copies nothing between devices. Capture by CUDA itself, its speed, and the memory plan of a run on a GPU await one.
 
 | pinned | why |
 |---|---|

@@ -20,6 +20,7 @@ class EngineConfig:
         prefix_cache: reuse pages of equal beginnings.
         max_length: prompt and generated tokens of the run's longest sequence; if given, memory that cannot hold one
             such sequence is refused at the start.
+        cuda_graphs: on a GPU, replay captured decode steps; no bit depends on it.
     """
 
     page_size: int = 16
@@ -29,6 +30,7 @@ class EngineConfig:
     max_sequences: int = 256
     prefix_cache: bool = True
     max_length: int | None = None
+    cuda_graphs: bool = True
 
     def __post_init__(self) -> None:
         for name in ("page_size", "max_rows_per_step", "max_sequences"):

@@ -10,17 +10,19 @@ import torch
 from torch import Tensor
 
 from zerogap import ops
+from zerogap.engine.capture import Capture
 from zerogap.engine.config import EngineConfig, page_count
+from zerogap.engine.forward import Forward, default_capture
+from zerogap.engine.held import change_counts, check_state_dict
 from zerogap.engine.pages import PagePool
 from zerogap.engine.params import Key, Request
-from zerogap.engine.sampler import draw_next
 from zerogap.engine.scheduler import Chunk, Scheduler
 from zerogap.engine.sequence import Completion, FinishReason, Sequence, TokenEvent, TopLogprobs
 from zerogap.engine.stops import Detokenizer, TextTail
-from zerogap.engine.trace import ScheduleTrace, sequence_rows
+from zerogap.engine.trace import ScheduleTrace
 from zerogap.errors import NotHeldError, UsageError, ZerogapError
 from zerogap.models.decoder import Decoder, Hook
-from zerogap.models.rows import PagedCache, Rows
+from zerogap.models.rows import PagedCache
 from zerogap.models.weights import weights_digest
 from zerogap.ops import ambient
 
@@ -35,6 +37,7 @@ class EngineStatistics:
         cached_tokens: rows taken from the prefix cache instead.
         preemptions: sequences sent back when pages ran out.
         steps: forwards.
+        replayed_steps: those of them that were captured before (``zerogap.engine.decode``).
         forward_seconds: time in the forwards and the sampler.
     """
 
@@ -43,6 +46,7 @@ class EngineStatistics:
     cached_tokens: int = 0
     preemptions: int = 0
     steps: int = 0
+    replayed_steps: int = 0
     forward_seconds: float = 0.0
 
 
@@ -56,6 +60,7 @@ class Engine:
         config: memory and step sizes.
         shared: the decoder's weights are another's, a trainer's, who changes them between rollouts and says so by
             ``weights_changed``; the engine takes no copy, and refuses to step over changes that nobody told it of.
+        capture: how decode steps are captured; None: as CUDA graphs on a GPU, and not at all elsewhere.
 
     Attributes:
         version: of the weights, 0 at the start.
@@ -68,7 +73,15 @@ class Engine:
         UsageError: if the KV memory is too little.
     """
 
-    def __init__(self, decoder: Decoder, tokenizer: Detokenizer, config: EngineConfig, *, shared: bool = False) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        tokenizer: Detokenizer,
+        config: EngineConfig,
+        *,
+        shared: bool = False,
+        capture: Capture | None = None,
+    ) -> None:
         self.decoder = decoder.eval()
         self.shared = shared
         if not shared:
@@ -84,7 +97,8 @@ class Engine:
         self.digest = weights_digest(decoder.state_dict())
         self.trace = ScheduleTrace(0)
         self.statistics = EngineStatistics()
-        self._cache = self.new_cache()
+        capture = capture or default_capture(decoder, config.cuda_graphs)
+        self._forward = Forward(decoder, self.num_pages, config.page_size, config.max_sequences, capture)
         pool = PagePool(self.num_pages, config.page_size, config.prefix_cache)
         self._scheduler = Scheduler(pool, config.max_rows_per_step, config.max_sequences)
         self._sequences: dict[Key, Sequence] = {}
@@ -140,24 +154,13 @@ class Engine:
             return []
         cleared = self._scheduler.pool.pop_dirty()
         self.trace.record(chunks, cleared)
-        drawing, last_rows, rows = [], [], 0
-        for chunk in chunks:
-            rows += chunk.count
-            if chunk.samples:
-                drawing.append(chunk.sequence)
-                last_rows.append(rows - 1)
+        drawing = [chunk.sequence for chunk in chunks if chunk.samples]
         began = time.perf_counter()
         with ambient.guard(), torch.inference_mode():
-            if cleared:
-                self._cache.clear_pages(list(cleared))
-            parts = [sequence_rows(chunk.sequence, chunk.start, chunk.count) for chunk in chunks]
-            hidden_RK = self.decoder.hidden(Rows.build(parts, self.config.page_size), self._cache, self.hooks)
-            if len(drawing) < rows:
-                hidden_RK = hidden_RK[last_rows]
-            draws = draw_next(self.decoder, hidden_RK, drawing) if drawing else None
+            draws = self._forward.run(chunks, cleared, self.hooks)
         self.statistics.forward_seconds += time.perf_counter() - began
         self._scheduler.computed(chunks)
-        self._count(chunks, rows, len(drawing))
+        self._count(chunks, len(drawing))
         return [] if draws is None else [self._append(*drawn) for drawn in zip(drawing, *draws, strict=True)]
 
     def generate(self, requests: Iterable[Request]) -> list[Completion]:
@@ -188,7 +191,7 @@ class Engine:
             raise UsageError("load_weights: the weights are shared, their owner changes them; call weights_changed")
         self._require_idle("load_weights")
         own = self.decoder.state_dict()
-        _check_state_dict(own, state_dict)
+        check_state_dict(own, state_dict)
         with torch.no_grad():
             for name, weight in own.items():
                 weight.copy_(state_dict[name])
@@ -223,6 +226,8 @@ class Engine:
         self.version = version
         self.digest = weights_digest(self.decoder.state_dict())
         self.trace = ScheduleTrace(version)
+        if self._forward.decode is not None:
+            self._forward.decode.weights_changed()
 
     def _require_idle(self, what: str) -> None:
         if self._sequences:
@@ -324,29 +329,11 @@ class Engine:
                 f"request {key}: min_tokens={params.min_tokens} with every token a stop id leaves none to draw"
             )
 
-    def _count(self, chunks: list[Chunk], rows: int, drawn: int) -> None:
+    def _count(self, chunks: list[Chunk], drawn: int) -> None:
         statistics = self.statistics
         statistics.steps += 1
         statistics.generated_tokens += drawn
-        statistics.prefill_tokens += rows - sum(chunk.decodes for chunk in chunks)
+        statistics.replayed_steps = self._forward.replayed
+        statistics.prefill_tokens += sum(chunk.count for chunk in chunks if not chunk.decodes)
         statistics.cached_tokens += self.config.page_size * sum(chunk.hits for chunk in chunks)
         statistics.preemptions = self._scheduler.preemptions
-
-
-def change_counts(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
-    """Return per weight what differs after it was changed: torch's count of its changes, and where it lies."""
-    return {name: (weight._version, weight.data_ptr()) for name, weight in weights.items()}
-
-
-def _check_state_dict(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
-    missing, unknown = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
-    if missing or unknown:
-        kind, names = ("lack", missing) if missing else ("hold unknown", unknown)
-        raise UsageError(f"load_weights: the weights {kind} {names[0]!r} and {len(names) - 1} more names")
-    for name, weight in own.items():
-        new = given[name]
-        if new.shape != weight.shape or new.dtype != weight.dtype:
-            raise UsageError(
-                f"load_weights: {name!r} is {new.dtype} {tuple(new.shape)}, the model has {weight.dtype}"
-                f" {tuple(weight.shape)}"
-            )

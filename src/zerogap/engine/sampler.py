@@ -34,7 +34,7 @@ def draw_next(decoder: Decoder, hidden_RK: Tensor, sequences: list[Sequence]) ->
         hidden_RK, decoder.lm_head_weight, sampler_rows(sequences), _uniform(sequences), counts if any(counts) else None
     )
     top = sampled.top or [None] * len(sequences)
-    return Draws(sampled.token_R.tolist(), sampled.logprob_R.tolist(), top)
+    return Draws(*_fetched(sampled.token_R, sampled.logprob_R), top)
 
 
 def sampler_rows(sequences: list[Sequence]) -> ops.SamplerRows:
@@ -52,6 +52,14 @@ def sampler_rows(sequences: list[Sequence]) -> ops.SamplerRows:
         min_p_R=torch.tensor([p.min_p for p in params], dtype=torch.float64),
         suppressed=suppressed,
     )
+
+
+def _fetched(token_R: Tensor, logprob_R: Tensor) -> tuple[list[int], list[float]]:
+    """Return ids and log-probs as Python numbers; from a GPU in one transfer."""
+    if token_R.is_cuda:
+        both_2R = torch.stack((token_R.to(torch.int32), logprob_R.view(torch.int32))).cpu()
+        token_R, logprob_R = both_2R[0], both_2R[1].view(torch.float32)
+    return token_R.tolist(), logprob_R.tolist()
 
 
 def _uniform(sequences: list[Sequence]) -> Tensor:

@@ -126,6 +126,22 @@ class Decoder(nn.Module):
         cos, sin = (table[rows.positions_R].to(self.dtype).to(self.device, non_blocking=True) for table in tables)
         return self._forward(rows.tokens_R.to(self.device, non_blocking=True), (cos, sin), rows, cache, hooks)
 
+    def hidden_on_device(self, rows: Rows, angles: Angles, cache: KVCache) -> Tensor:
+        """Return what `hidden` does for rows that lie on the device, op by op and without reading a value on the host.
+
+        Args:
+            rows: tensors on the device, with a plan that the backend has laid out.
+            angles: cosines and sines of the rows' positions [R, D/2], in the dtype of the rows.
+            cache: keys and values.
+        """
+        self._require_backend()
+        return self._forward(rows.tokens_R, angles, rows, cache, ())
+
+    def angle_tables(self, positions: int) -> Angles:
+        """Return cosines and sines [at least ``positions``, D/2] on the device, as `hidden` takes them."""
+        cos, sin = self.config.rope.tables(-(-positions // TABLE_BLOCK))
+        return cos.to(self.dtype).to(self.device), sin.to(self.dtype).to(self.device)
+
     def _forward(self, tokens_R: Tensor, angles: Angles, rows: Rows, cache: KVCache, hooks: Sequence[Hook]) -> Tensor:
         def emit(layer: int, op: str, x: Tensor) -> Tensor:
             for hook in hooks:

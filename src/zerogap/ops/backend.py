@@ -56,6 +56,17 @@ def using(name: str) -> Iterator[None]:
         _chosen = before
 
 
+@contextmanager
+def noting_kernels() -> Iterator[None]:
+    """Let the Triton backend take CPU tensors within the body, where launches are noted and not run."""
+    global _chosen
+    before, _chosen = _chosen, _INTERPRETED
+    try:
+        yield
+    finally:
+        _chosen = before
+
+
 def choose(name: str, where: str) -> None:
     """Choose the backend for CPU tensors from now on.
 

@@ -74,3 +74,24 @@ class AttentionPlan:
         owner = np.repeat(np.arange(len(self.chunks)), self.count_S)
         first = np.cumsum(self.count_S) - self.count_S
         return owner, np.arange(len(owner)) - first[owner] + self.start_S[owner]
+
+
+@dataclass(frozen=True, eq=False)
+class DecodeTensors:
+    """A plan of one row per sequence that lies on the device in tensors of fixed shape, to be filled anew every step.
+
+    A backend's ``decode_plan`` makes of it what its attention takes, without reading a value on the host.
+
+    Attributes:
+        position_R: absolute position of each row, int32.
+        length_R: keys that the row's sequence has, its own included, int32.
+        table_RW: page of each W of the row's pages, int32; past the sequence's end anything that is a page.
+        tile_R4: each row as a tile (row, position, 1, row), int32, in any order: the longest first is fastest.
+        page_size: positions of a page.
+    """
+
+    position_R: Tensor
+    length_R: Tensor
+    table_RW: Tensor
+    tile_R4: Tensor
+    page_size: int

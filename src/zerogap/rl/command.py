@@ -85,6 +85,8 @@ def _drive(run: Run, lock: FolderLock, report: Report, as_json: bool) -> Outcome
                 make_display(config.run.steps, as_json) as display,
             ):
                 display.note(describe(run))
+                if run.gpu_plan is not None:
+                    display.note(run.gpu_plan.describe())
                 outcome = Loop(run, pool, journal, writer, display).run()
             display.note(summary(outcome, run.folder))
             return outcome

@@ -163,7 +163,13 @@ class EngineSection(Section):
     page_size: int = Field(
         default=16, ge=1, le=4096, description="tokens per KV-cache page", json_schema_extra=NOT_BITS
     )
-    kv_bytes: int = Field(default=256 * 2**20, ge=1, description="KV-cache memory, bytes", json_schema_extra=NOT_BITS)
+    kv_bytes: int | None = Field(
+        default=None,
+        ge=1,
+        description="KV-cache memory, bytes; unset = 256 MiB on the CPU, on a GPU what the run leaves free, up to what "
+        "engine.max_sequences sequences can fill",
+        json_schema_extra=NOT_BITS,
+    )
     num_pages: int | None = Field(
         default=None, ge=1, description="KV-cache pages; set = replaces engine.kv_bytes", json_schema_extra=NOT_BITS
     )
@@ -182,6 +188,11 @@ class EngineSection(Section):
     )
     prefix_cache: bool = Field(
         default=True, description="reuse KV pages of equal prefixes at the same weights", json_schema_extra=NOT_BITS
+    )
+    cuda_graphs: bool = Field(
+        default=True,
+        description="on a GPU, replay captured decode steps instead of launching every kernel from Python",
+        json_schema_extra=NOT_BITS,
     )
 
 

@@ -14,6 +14,7 @@ import psutil
 from zerogap.errors import UsageError
 from zerogap.rl.config import Config
 
+KV_BYTES = 256 * 2**20  # KV cache on the CPU where the configuration does not say
 _BASE = (
     350 * 2**20
 )  # interpreter and libraries, resident before any tensor: 260 MiB measured, and the allocator's slack
@@ -155,7 +156,7 @@ def estimate_memory(config: Config, shape: Shape, longest_sequence: int, native:
         activations = rows * (shape.num_layers + 1) * layer_row
     head = _WORD * shape.vocab_size * shape.hidden_size
     page = 2 * shape.num_layers * keys * config.engine.page_size * _WORD
-    kv_cache = config.engine.kv_bytes if config.engine.num_pages is None else config.engine.num_pages * page
+    kv_cache = _kv_bytes(config) if config.engine.num_pages is None else config.engine.num_pages * page
     engine_rows = config.engine.max_rows_per_step
     decoding = min(config.engine.max_sequences, engine_rows)
     sides = 1 if config.engine.weights == "shared" else 2
@@ -173,6 +174,10 @@ def estimate_memory(config: Config, shape: Shape, longest_sequence: int, native:
         engine_step=engine_rows * layer_row + 6 * decoding * shape.vocab_size * _WORD,
         processes=_BASE + config.reward.workers * _REWARD_WORKER,
     )
+
+
+def _kv_bytes(config: Config) -> int:
+    return config.engine.kv_bytes or KV_BYTES
 
 
 def _step_rows(config: Config, longest_sequence: int) -> int:

@@ -12,7 +12,9 @@ from typing import Any
 import psutil
 import torch
 
+from zerogap.console import counted
 from zerogap.engine import Engine, EngineConfig, SamplingParams
+from zerogap.engine.kernels import prepare_gpu
 from zerogap.errors import UsageError
 from zerogap.files import write_text_atomic
 from zerogap.models.config import ModelConfig
@@ -25,7 +27,8 @@ from zerogap.ops import ambient, backend
 from zerogap.rl.config import Config
 from zerogap.rl.config_load import bit_differences, config_digest, load_config, to_toml
 from zerogap.rl.custom import load_rollout
-from zerogap.rl.memory import available_memory, estimate_memory, release_memory, require_memory
+from zerogap.rl.gpu_memory import GpuPlan, fit_gpu, host_part, page_bytes
+from zerogap.rl.memory import KV_BYTES, available_memory, estimate_memory, release_memory, require_memory
 from zerogap.rl.rollout import Generator
 from zerogap.rl.run_folder import CONFIG_FILE, FolderLock, holds_run, require_vacant, sweep
 from zerogap.rl.tasks import Prompt, Task, make_task
@@ -61,6 +64,7 @@ class Run:
     settings: StepSettings
     numerics: dict[str, Any]
     checkpoint: Checkpoint | None
+    gpu_plan: GpuPlan | None  # how it fills its GPU, if it is on one
 
 
 def _device(config: Config) -> torch.device:
@@ -104,18 +108,24 @@ def set_up(config: Config, resume: str | None) -> Run:
         longest = max_positions
     # Before the weights are read: a model that does not fit must not first fill the memory.
     estimate = estimate_memory(config, shape, longest, native=backend.cpu_backend() == "native")
+    device, plan = _device(config), None
+    if device.type == "cuda":
+        plan = fit_gpu(config, shape, estimate, longest, page_bytes(config, shape))
+        estimate = host_part(estimate)
     require_memory(estimate, available_memory(), psutil.Process().memory_info().rss)
     with ambient.guard():
         decoder = load_decoder(source) if checkpoint is None else load_weights(checkpoint)
-        device = _device(config)
         if device.type == "cpu":
             prove_row_law(decoder.config, decoder.dtype)
         decoder.to(device)
     decoder.compute_with(config.model.weights)
+    if device.type == "cuda":
+        with counted("building kernels") as told:
+            prepare_gpu(decoder.config, decoder.dtype, config.engine.page_size, device, told)
     decoder.gradient_checkpointing = config.train.gradient_checkpointing
     shared = config.engine.weights == "shared"
     engine_decoder = decoder.twin() if shared else copy.deepcopy(decoder)
-    engine = Engine(engine_decoder, tokenizer, _engine_config(config, longest), shared=shared)
+    engine = Engine(engine_decoder, tokenizer, _engine_config(config, longest, plan), shared=shared)
     optimiser = Optimiser(decoder.named_parameters(), _optimiser_settings(config))
     numerics = describe_numerics(decoder.config, device, decoder.weights)
     release_memory()
@@ -136,6 +146,7 @@ def set_up(config: Config, resume: str | None) -> Run:
         settings=step_settings(config),
         numerics=numerics,
         checkpoint=checkpoint,
+        gpu_plan=plan,
     )
 
 
@@ -301,16 +312,18 @@ def _longest_sequence(config: Config, task: Task, tokenizer: Tokenizer, vocab_si
     return max(prompt + completion for prompt, completion in needs.values())
 
 
-def _engine_config(config: Config, longest: int) -> EngineConfig:
+def _engine_config(config: Config, longest: int, plan: GpuPlan | None) -> EngineConfig:
     section = config.engine
+    kv_bytes = section.kv_bytes or (KV_BYTES if plan is None else plan.kv_cache - plan.page)  # one takes padding
     return EngineConfig(
         page_size=section.page_size,
-        kv_bytes=section.kv_bytes if section.num_pages is None else None,
+        kv_bytes=kv_bytes if section.num_pages is None else None,
         num_pages=section.num_pages,
         max_rows_per_step=section.max_rows_per_step,
         max_sequences=section.max_sequences,
         prefix_cache=section.prefix_cache,
         max_length=longest,
+        cuda_graphs=section.cuda_graphs,
     )
 
 

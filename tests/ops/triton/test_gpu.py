@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-NAMES = ("test_elementwise", "test_norm", "test_sampling", "test_logprob", "test_whole")
+NAMES = ("test_elementwise", "test_norm", "test_sampling", "test_logprob", "test_whole", "test_decode")
 
 
 def _has_gpu() -> bool:

@@ -5,12 +5,20 @@ repeatable one.
 """
 
 from zerogap.ops.plan import AttentionPlan, Chunk
-from zerogap.ops.portable.attention import attention
+from zerogap.ops.portable.attention import attention, decode_plan
 from zerogap.ops.portable.cache import KVMemory
 from zerogap.ops.portable.linear import linear, segment_count, stale_copies
 from zerogap.ops.portable.logprob import TokenLogprobs, sample, token_logprobs
 from zerogap.ops.portable.norm import embedding, rms_norm, rotary, silu_mul
-from zerogap.ops.portable.sampling import LogDistribution, Sampled, SamplerRows, draw, log_distribution, uniform
+from zerogap.ops.portable.sampling import (
+    LogDistribution,
+    Sampled,
+    SamplerRows,
+    draw,
+    log_distribution,
+    uniform,
+    uniform_rows,
+)
 
 __all__ = [
     "AttentionPlan",
@@ -21,6 +29,7 @@ __all__ = [
     "SamplerRows",
     "TokenLogprobs",
     "attention",
+    "decode_plan",
     "draw",
     "embedding",
     "linear",
@@ -33,4 +42,5 @@ __all__ = [
     "stale_copies",
     "token_logprobs",
     "uniform",
+    "uniform_rows",
 ]

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from zerogap.ops import plan as shared
 from zerogap.ops.plan import AttentionPlan, Chunk
 from zerogap.ops.portable.elementwise import exp, tree_sum
 
@@ -81,7 +82,26 @@ class Tiles:
         )
 
 
-def attention(q_RHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+def decode_plan(tensors: shared.DecodeTensors) -> Tiles:
+    """Return the tiles of one row per sequence: each walks the whole width of the table, which changes no bit."""
+    rows, width = tensors.table_RW.shape
+    padded = -(-width * tensors.page_size // KEY_BLOCK) * KEY_BLOCK
+    key_RL = torch.arange(padded).expand(rows, -1)
+    key_RL = torch.where(key_RL < tensors.length_R.unsqueeze(1), key_RL, 0)
+    page_RL = tensors.table_RW.gather(1, key_RL // tensors.page_size).to(torch.int64)
+    row_R = torch.arange(rows)
+    return Tiles(
+        slots_SL=page_RL * tensors.page_size + key_RL % tensors.page_size,
+        sequence_T=row_R,
+        rows_TQ=row_R.unsqueeze(1).expand(-1, QUERY_TILE),
+        positions_TQ=tensors.position_R.unsqueeze(1).expand(-1, QUERY_TILE),
+        place_R=row_R * QUERY_TILE,
+        blocks=(padded // KEY_BLOCK,) * rows,
+        used=(1,) * rows,
+    )
+
+
+def attention(q_RHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, plan: AttentionPlan | Tiles, scale: float) -> Tensor:
     """Return softmax(q k^T * scale) v over each row's own earlier keys, [R, H, D] (arXiv 1706.03762, GQA arXiv
     2305.13245).
 
@@ -89,10 +109,11 @@ def attention(q_RHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, plan: AttentionPlan, 
         q_RHD: queries [R, H, D]; head h reads key/value head h // (H / G).
         k_SGD: keys by slot [slots, G, D]; only slots that the plan names are read.
         v_SGD: values, likewise.
-        plan: rows against slots.
+        plan: rows against slots, shared or already laid out.
         scale: factor on the queries.
     """
-    return _Attention.apply(q_RHD, k_SGD, v_SGD, _tiles_of(plan), scale)
+    tiles = plan if isinstance(plan, Tiles) else _tiles_of(plan)
+    return _Attention.apply(q_RHD, k_SGD, v_SGD, tiles, scale)
 
 
 @lru_cache(maxsize=8)

@@ -50,6 +50,6 @@ class KVMemory:
     def clear(self, pages: Sequence[int]) -> None:
         """Zero pages in all layers."""
         shape = (*self._keys.shape[:2], self._pages, -1)
-        index = torch.tensor(list(pages), device=self._keys.device)
+        index = torch.tensor(list(pages)).to(self._keys.device, non_blocking=True)
         self._keys.view(shape).index_fill_(2, index, 0.0)
         self._values.view(shape).index_fill_(2, index, 0.0)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from zerogap.ops.portable.elementwise import blocked_sum, exp, log
 from zerogap.ops.portable.kept import kept_mask, stored_kept_set
-from zerogap.ops.portable.philox import philox_words
+from zerogap.ops.portable.philox import Words, philox_words
 
 _FIRST_CANDIDATES = 256  # tokens sorted at first in search of the nucleus
 
@@ -34,6 +34,8 @@ class SamplerRows:
         suppressed: pairs of a row and token ids that it may not sample.
         kept: replayed kept sets, one per row as `LogDistribution.kept_sets` returned them; they replace top-k, top-p
             and min-p.
+        filters: whether top-k, top-p or min-p of some row may drop a token; None: to be looked up, which waits for
+            settings that lie on a GPU.
     """
 
     temperature_R: Tensor
@@ -42,6 +44,7 @@ class SamplerRows:
     min_p_R: Tensor
     suppressed: tuple[tuple[int, tuple[int, ...]], ...] = ()
     kept: tuple[Tensor | None, ...] | None = None
+    filters: bool | None = None
 
     @staticmethod
     def uniform_settings(
@@ -67,6 +70,7 @@ class SamplerRows:
             self.min_p_R[rows],
             tuple((row - start, ids) for row, ids in self.suppressed if start <= row < stop),
             None if self.kept is None else self.kept[rows],
+            self.filters,
         )
 
     def replaying(self, kept: tuple[Tensor | None, ...]) -> SamplerRows:
@@ -202,8 +206,16 @@ def uniform(seed: int, keys: Sequence[tuple[int, int, int, int]]) -> Tensor:
     many were drawn before.
     """
     step, prompt, sample, position = np.array(keys, dtype=np.uint64).reshape(-1, 4).T
-    key = (np.full_like(step, seed), step)
-    words = philox_words(key, (np.ones_like(step), position, sample, prompt))
+    return _uniform(np.full_like(step, seed), step, prompt, sample, position)
+
+
+def uniform_rows(key_R5: Tensor) -> Tensor:
+    """Return one number in [0, 1) per row (seed, step, prompt, sample, position) of int64 words, float64 [R]."""
+    return _uniform(*key_R5.numpy().view(np.uint64).T)
+
+
+def _uniform(seed: Words, step: Words, prompt: Words, sample: Words, position: Words) -> Tensor:
+    words = philox_words((seed, step), (np.ones_like(step), position, sample, prompt))
     return torch.from_numpy((words >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 

@@ -5,6 +5,8 @@ The names are those of ``zerogap.ops.portable``. Importing this package imports 
 
 from zerogap.ops.plan import Chunk
 from zerogap.ops.portable.cache import KVMemory
+from zerogap.ops.portable.linear import stale_copies
+from zerogap.ops.triton.decode_plan import decode_plan
 from zerogap.ops.triton.linear import linear, segment_count
 from zerogap.ops.triton.logprob import TokenLogprobs, sample, token_logprobs
 from zerogap.ops.triton.norm import add_rms_norm, rms_norm
@@ -12,7 +14,7 @@ from zerogap.ops.triton.paged import attention
 from zerogap.ops.triton.plan import AttentionPlan
 from zerogap.ops.triton.rotary import qk_norm_rotary, rotary
 from zerogap.ops.triton.rowwise import embedding, silu_mul
-from zerogap.ops.triton.sampling import LogDistribution, SamplerRows, draw, log_distribution, uniform
+from zerogap.ops.triton.sampling import LogDistribution, SamplerRows, draw, log_distribution, uniform, uniform_rows
 from zerogap.ops.triton.table import choices
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "add_rms_norm",
     "attention",
     "choices",
+    "decode_plan",
     "draw",
     "embedding",
     "linear",
@@ -35,6 +38,8 @@ __all__ = [
     "sample",
     "segment_count",
     "silu_mul",
+    "stale_copies",
     "token_logprobs",
     "uniform",
+    "uniform_rows",
 ]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zerogap.ops.triton import dry
 from zerogap.ops.triton.targets import Target, pinned
 
 _ALIGNMENT = 16
@@ -25,6 +26,9 @@ def launch(
 ) -> None:
     """Run ``kernel`` over ``grid`` on the device of its first tensor."""
     options = {} if target.backend == "interpreter" else {"num_warps": warps, "num_stages": stages, **_switches(target)}
+    if (noted := dry.notes()) is not None:
+        noted.add(kernel, arguments, {**constexprs, **options})
+        return
     device = next(argument.device for argument in arguments if isinstance(argument, Tensor))
     if device.type == "cpu":
         kernel[grid](*arguments, **constexprs, **options)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import cast
 
 from torch import Tensor
 
 from zerogap.ops import plan as shared
 from zerogap.ops.triton.attention import attention as attend
+from zerogap.ops.triton.decode_plan import DecodePlan
 from zerogap.ops.triton.plan import AttentionPlan
 
 
 def attention(
-    q_RHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, plan: shared.AttentionPlan | AttentionPlan, scale: float
+    q_RHD: Tensor,
+    k_SGD: Tensor,
+    v_SGD: Tensor,
+    plan: shared.AttentionPlan | AttentionPlan | DecodePlan,
+    scale: float,
 ) -> Tensor:
     """Return causal attention of each row over its own sequence's keys (`zerogap.ops.triton.attention.attention`).
 
@@ -23,8 +29,8 @@ def attention(
         plan: rows against slots, shared or already laid out for the kernel.
         scale: factor on the scores.
     """
-    laid_out = plan if isinstance(plan, AttentionPlan) else _laid_out(plan)
-    return attend(q_RHD, k_SGD, v_SGD, laid_out, scale)
+    laid_out = _laid_out(plan) if isinstance(plan, shared.AttentionPlan) else plan
+    return attend(q_RHD, k_SGD, v_SGD, cast(AttentionPlan, laid_out), scale)
 
 
 @lru_cache(maxsize=8)

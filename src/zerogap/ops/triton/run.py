@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zerogap.ops.triton import dry
 from zerogap.ops.triton.aot import KernelConfig, compile_options
 from zerogap.ops.triton.targets import Target, detect
 
@@ -24,6 +25,9 @@ def run(config: KernelConfig, grid: tuple[int, ...], *arguments: Any) -> None:
         arguments: those that are no constants, in the kernel's order; the first tensor says the device.
     """
     if 0 in grid:
+        return
+    if (noted := dry.notes()) is not None:
+        noted.add(config.function, arguments, {**config.constexprs, **compile_options(config, noted.target)})
         return
     device = next(argument.device for argument in arguments if isinstance(argument, Tensor))
     target = _target(device)

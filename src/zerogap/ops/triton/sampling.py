@@ -153,7 +153,7 @@ def rows_of(logits_RV: Tensor, settings: SamplerRows) -> LogitRows:
         logits_RV = logits_RV.clone()
         logits_RV[place[0], place[1]] = -torch.inf
     greedy_R = settings.temperature_R == 0
-    temperature_R = torch.where(greedy_R, 1.0, settings.temperature_R).to(torch.float32)
+    temperature_R = settings.temperature_R.masked_fill(greedy_R, 1.0).to(torch.float32)
     return LogitRows(
         logits_RV,
         temperature_R.to(device, non_blocking=True),
@@ -207,6 +207,8 @@ def totals(rows: LogitRows, sums_RB: Tensor, terms_RB: Tensor) -> tuple[Tensor, 
 
 def filtered(settings: SamplerRows) -> bool:
     """Return whether top-k, top-p or min-p of some row may drop a token."""
+    if settings.filters is not None:
+        return settings.filters
     on_R = (settings.top_k_R > 0) | (settings.top_p_R < 1) | (settings.min_p_R > 0)
     return bool((on_R & (settings.temperature_R > 0)).any())
 
@@ -216,10 +218,10 @@ def _filters(settings: SamplerRows, logits_RV: Tensor) -> tuple[Tensor, Tensor, 
     if not filtered(settings):
         return None
     vocabulary, device = logits_RV.shape[1], logits_RV.device
-    sampled_R = settings.temperature_R > 0
-    top_k_R = torch.where(sampled_R & (settings.top_k_R > 0), settings.top_k_R, vocabulary).clamp(max=vocabulary)
-    top_p_R = torch.where(sampled_R, settings.top_p_R.clamp(min=0.0), 1.0)
-    min_p_R = torch.where(sampled_R, settings.min_p_R, 0.0).to(torch.float32)
+    greedy_R = settings.temperature_R <= 0
+    top_k_R = settings.top_k_R.masked_fill(greedy_R | (settings.top_k_R <= 0), vocabulary).clamp(max=vocabulary)
+    top_p_R = settings.top_p_R.clamp(min=0.0).masked_fill(greedy_R, 1.0)
+    min_p_R = settings.min_p_R.masked_fill(greedy_R, 0.0).to(torch.float32)
     return (
         top_k_R.to(device, non_blocking=True),
         top_p_R.to(device, non_blocking=True),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zerogap.errors import UsageError
+from zerogap.ops.triton import dry
 
 if TYPE_CHECKING:
     import torch
@@ -112,6 +113,8 @@ def detect(device: torch.device) -> Target:
     """
     import torch
 
+    if (noted := dry.notes()) is not None:
+        return noted.target
     if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
         return INTERPRETER
     if device.type != "cuda":
