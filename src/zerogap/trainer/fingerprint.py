@@ -23,9 +23,9 @@ _CPU = torch.device("cpu")
 _EVERY = 9  # of so many rows one gets a log-prob: the LM head runs on chunks, however many rows there are
 
 
-def environment(device: torch.device = _CPU) -> dict[str, Any]:
+def environment(device: torch.device = _CPU, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     """Return what may change bits: numerics version, backend, kernels, torch version, device, CPU path, threads."""
-    name = backend.cpu_backend() if device.type == "cpu" else backend.name_on(device)
+    name = backend.name_of(dtype) if device.type == "cpu" else backend.name_on(device)
     return {
         "numerics_version": NUMERICS_VERSION,
         "backend": name,
@@ -38,22 +38,31 @@ def environment(device: torch.device = _CPU) -> dict[str, Any]:
 
 
 def describe_numerics(
-    config: ModelConfig, device: torch.device = _CPU, weights: WeightsFormat = "float32"
+    config: ModelConfig,
+    device: torch.device = _CPU,
+    weights: WeightsFormat = "float32",
+    dtype: torch.dtype = torch.float32,
 ) -> dict[str, Any]:
     """Return the environment, what is computed with, and the model's `fingerprint`.
 
     It is measured once per process, thread count and backend.
     """
-    name = backend.cpu_backend() if device.type == "cpu" else backend.name_on(device)
-    measured = _measured_once(config, weights, torch.get_num_threads(), device, name)
-    return environment(device) | {"weights": weights, "fingerprint": measured}
+    name = backend.name_of(dtype) if device.type == "cpu" else backend.name_on(device)
+    measured = _measured_once(config, weights, dtype, torch.get_num_threads(), device, name)
+    plain = str(dtype).removeprefix("torch.")
+    return environment(device, dtype) | {"dtype": plain, "weights": weights, "fingerprint": measured}
 
 
 @lru_cache(maxsize=8)
 def _measured_once(
-    config: ModelConfig, weights: WeightsFormat, threads: int, device: torch.device, backend_name: str
+    config: ModelConfig,
+    weights: WeightsFormat,
+    dtype: torch.dtype,
+    threads: int,
+    device: torch.device,
+    backend_name: str,
 ) -> str:
-    return fingerprint(config, device, weights=weights)
+    return fingerprint(config, device, dtype, weights)
 
 
 def probe_lengths(config: ModelConfig) -> list[int]:

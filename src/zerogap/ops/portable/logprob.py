@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zerogap.ops.portable.elementwise import wide, wide_dtype
 from zerogap.ops.portable.linear import pad_outputs, tiled_product
 from zerogap.ops.portable.sampling import LogDistribution, Sampled, SamplerRows, draw, log_distribution, most_probable
 
@@ -56,7 +57,7 @@ def sample(
         uniform_R: float64 numbers in [0, 1), one per row.
         top: how many of the most probable tokens each row wants; None for none.
     """
-    padded_NK, vocabulary = pad_outputs(lm_head_VK), len(lm_head_VK)
+    padded_NK, vocabulary = pad_outputs(wide(lm_head_VK)), len(lm_head_VK)
     tokens, logprobs = [], []
     tops: list[tuple[tuple[int, float], ...] | None] = []
     for rows in _chunks(len(hidden_RK)):
@@ -80,8 +81,9 @@ class _TokenLogprobs(torch.autograd.Function):
         settings: SamplerRows,
         kept: list[Tensor | None] | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        logprob_R, entropy_R, mass_R = (hidden_RK.new_empty(len(hidden_RK)) for _ in range(3))
-        padded_NK, vocabulary = pad_outputs(lm_head_VK), len(lm_head_VK)  # a copy of the table, if any: made once
+        dtype = wide_dtype(hidden_RK.dtype)
+        logprob_R, entropy_R, mass_R = (hidden_RK.new_empty(len(hidden_RK), dtype=dtype) for _ in range(3))
+        padded_NK, vocabulary = pad_outputs(wide(lm_head_VK)), len(lm_head_VK)  # a copy of the table, if any: made once
         for rows in _chunks(len(hidden_RK)):
             distribution = _distribution(hidden_RK[rows], padded_NK, vocabulary, settings[rows])
             logprob_R[rows] = distribution.logprobs_of(target_R[rows])
@@ -96,7 +98,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_R: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        hidden_RK, lm_head_VK, target_R = ctx.saved_tensors
+        hidden_RK, lm_head_VK, target_R = (wide(saved) for saved in ctx.saved_tensors)
         temperature_R = ctx.settings.temperature_R
         slope_R = grad_R / torch.where(temperature_R == 0, 1.0, temperature_R).to(grad_R.dtype)
         grad_hidden = torch.empty_like(hidden_RK)
@@ -117,4 +119,4 @@ def _chunks(rows: int) -> list[slice]:
 
 
 def _distribution(hidden_RK: Tensor, padded_NK: Tensor, vocabulary: int, settings: SamplerRows) -> LogDistribution:
-    return log_distribution(tiled_product(hidden_RK, padded_NK, segments=1)[:, :vocabulary], settings)
+    return log_distribution(tiled_product(wide(hidden_RK), padded_NK, segments=1)[:, :vocabulary], settings)

@@ -14,7 +14,7 @@ from torch import Tensor
 from zerogap.ops.portable.logprob import TokenLogprobs
 from zerogap.ops.portable.sampling import Sampled, most_probable
 from zerogap.ops.triton import distribution as d
-from zerogap.ops.triton.linear import product
+from zerogap.ops.triton.linear import product, wide_product
 from zerogap.ops.triton.run import run
 from zerogap.ops.triton.sampling import (
     SamplerRows,
@@ -135,7 +135,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 grad_hidden[part] = grad_RV @ lm_head_VK
             if grad_head is not None:
                 _add_product(grad_head, grad_RV.T, hidden_RK[part])
-        return grad_hidden, None if grad_head is None else grad_head.to(lm_head_VK.dtype), None, None, None
+        return grad_hidden, grad_head, None, None, None
 
 
 def _chunk(
@@ -172,10 +172,8 @@ def _add_product(total_NK: Tensor, a_NR: Tensor, b_RK: Tensor) -> None:
     """Add a product to float32 ``total_NK`` without rounding it before."""
     if a_NR.dtype == torch.float32:
         total_NK.addmm_(a_NR, b_RK)
-    elif total_NK.is_cuda:
-        total_NK.add_(torch.mm(a_NR, b_RK, out_dtype=torch.float32))
     else:
-        total_NK.addmm_(a_NR.float(), b_RK.float())
+        total_NK.add_(wide_product(a_NR, b_RK))
 
 
 def _chunks(rows: int, vocabulary: int) -> list[slice]:

@@ -79,7 +79,7 @@ def norm_forward(x: Tensor, residual: Tensor | None, weight_K: Tensor, eps: floa
 def norm_backward(
     grad: Tensor, grad_sum: Tensor | None, x: Tensor, weight_K: Tensor, scale_R: Tensor, want_weight: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the gradients of a norm's input (``grad_sum``, if any, added) and weight (None unless wanted)."""
+    """Return the gradients of a norm's input (``grad_sum``, if any, added) and, in float32, weight (if wanted)."""
     width = x.shape[-1]
     grad, x = grad.contiguous(), x.contiguous()
     grad_x = torch.empty_like(x)
@@ -91,7 +91,7 @@ def norm_backward(
         return grad_x, None
     partial_PK = torch.empty(triton.cdiv(rows, ROWS_PER_CHUNK), width, dtype=torch.float32, device=x.device)
     run(norm_weight_grad_config(width, x.dtype), _chunk_grid(rows, width), grad, x, scale_R, partial_PK, rows)
-    return grad_x, column_sums(partial_PK).to(weight_K.dtype)
+    return grad_x, column_sums(partial_PK)
 
 
 def column_sums(x_PK: Tensor) -> Tensor:
