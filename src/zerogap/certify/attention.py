@@ -22,10 +22,9 @@ from zerogap.models.config import ModelConfig
 
 _LENGTHS_QUICK = (1, 31, 32, 33, 70)
 _LENGTHS_FULL = (1, 2, 7, 8, 9, 31, 32, 33, 63, 64, 65, 96, 97, 200)
-_LOUD = 1e30  # or a quarter of the dtype's largest number
-# What keys hold from some position on; values there are loud and finite: a weight of 0 times NaN would be NaN, which
-# the law allows within a sequence.
-_LATER = {"loud": _LOUD, "negative and loud": -_LOUD, "NaN": math.nan}
+# What keys hold from some position on, times a great number; values there are great and finite: a weight of 0 times NaN
+# would be NaN, which the law allows within a sequence.
+_LATER = {"loud": 1.0, "negative and loud": -1.0, "NaN": math.nan}
 
 
 @dataclass(frozen=True)
@@ -92,10 +91,13 @@ def _later_cases(full: bool, threads: tuple[int, ...]) -> Iterator[_Case]:
 def _loud(case: _Case, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Return keys and values that are loud from position ``case.rows`` on."""
     k, v = k.clone(), v.clone()
-    most = torch.finfo(k.dtype).max / 4
-    k[case.rows :] = max(-most, min(most, _LATER[case.later])) if case.later != "NaN" else math.nan
-    v[case.rows :] = min(_LOUD, most)
+    k[case.rows :] = _LATER[case.later] * _most(k.dtype)
+    v[case.rows :] = _most(v.dtype)
     return k, v
+
+
+def _most(dtype: torch.dtype) -> float:
+    return min(1e30, torch.finfo(dtype).max / 4)
 
 
 def _inputs(config: ModelConfig, length: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -107,7 +109,7 @@ def _inputs(config: ModelConfig, length: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def _paged(config: ModelConfig, case: _Case, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Run one sequence chunk by chunk through pages in mixed order, beside a second sequence that decodes."""
-    fill = {"random": 0.5, "extreme": 1e30, "NaN": torch.nan}[case.neighbour]
+    fill = {"random": 0.5, "extreme": _most(q.dtype), "NaN": torch.nan}[case.neighbour]
     pages = -(-case.length // case.page_size)
     order = torch.randperm(pages + 3, generator=torch.Generator().manual_seed(1)).tolist()
     table, other = order[:pages], order[pages : pages + 1]

@@ -81,6 +81,12 @@ def _constexprs(tile: AttentionTile, groups: int, share: int, width: int, page_s
     }  # fmt: skip
 
 
+@triton.jit
+def _pair(one, other, at, inside):
+    """Load the same elements of two tensors, 0 where there are none."""
+    return tl.load(one + at, mask=inside, other=0.0), tl.load(other + at, mask=inside, other=0.0)
+
+
 @triton.jit(do_not_specialize=["scale", "scale2", "table_width"])
 def query_kernel(
     q_RHD,
@@ -111,10 +117,8 @@ def query_kernel(
     place_M = row_M * (GROUPS * SHARE) + head_M
     inside_MD = real_M[:, None] & (d_D < HEAD_DIM)[None, :]
     at_MD = place_M[:, None] * HEAD_DIM + d_D[None, :]
-    q_MD = tl.load(q_RHD + at_MD, mask=inside_MD, other=0.0)
-    grad_MD = tl.load(grad_RHD + at_MD, mask=inside_MD, other=0.0)
-    log_sum_M = tl.load(log_sum_RH + place_M, mask=real_M, other=0.0)
-    delta_M = tl.load(delta_RH + place_M, mask=real_M, other=0.0)
+    q_MD, grad_MD = _pair(q_RHD, grad_RHD, at_MD, inside_MD)
+    log_sum_M, delta_M = _pair(log_sum_RH, delta_RH, place_M, real_M)
     table_P = table_SP + sequence.to(tl.int64) * table_width
     acc_MD = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     for block in range(0, position0 // KEY_BLOCK + 1):
@@ -122,8 +126,7 @@ def query_kernel(
         exists_N = key_N <= last_position
         slot_N = slots(table_P, key_N, exists_N, PAGE_SIZE) * (GROUPS * HEAD_DIM) + group * HEAD_DIM
         inside_ND = exists_N[:, None] & (d_D < HEAD_DIM)[None, :]
-        k_ND = tl.load(k_SGD + slot_N[:, None] + d_D[None, :], mask=inside_ND, other=0.0)
-        v_ND = tl.load(v_SGD + slot_N[:, None] + d_D[None, :], mask=inside_ND, other=0.0)
+        k_ND, v_ND = _pair(k_SGD, v_SGD, slot_N[:, None] + d_D[None, :], inside_ND)
         score_MN = tl.dot(q_MD, k_ND.T, input_precision="ieee") * scale2
         seen_MN = key_N[None, :] <= position_M[:, None]
         weight_MN = tl.exp2(tl.where(seen_MN, score_MN - log_sum_M[:, None], float("-inf")))
@@ -174,8 +177,7 @@ def key_kernel(
     slot_N = slots(table_P, key_N, exists_N, PAGE_SIZE) * (GROUPS * HEAD_DIM) + group * HEAD_DIM
     inside_ND = exists_N[:, None] & (d_D < HEAD_DIM)[None, :]
     at_ND = slot_N[:, None] + d_D[None, :]
-    k_ND = tl.load(k_SGD + at_ND, mask=inside_ND, other=0.0)
-    v_ND = tl.load(v_SGD + at_ND, mask=inside_ND, other=0.0)
+    k_ND, v_ND = _pair(k_SGD, v_SGD, at_ND, inside_ND)
     acc_k_ND = tl.zeros((KEY_BLOCK, BLOCK_D), tl.float32)
     acc_v_ND = tl.zeros((KEY_BLOCK, BLOCK_D), tl.float32)
     query_M = tl.arange(0, BLOCK_M) // SHARE
@@ -191,10 +193,8 @@ def key_kernel(
             place_M = (row0 + position_M - start).to(tl.int64) * (GROUPS * SHARE) + head_M
             at_MD = place_M[:, None] * HEAD_DIM + d_D[None, :]
             inside_MD = real_M[:, None] & (d_D < HEAD_DIM)[None, :]
-            q_MD = tl.load(q_RHD + at_MD, mask=inside_MD, other=0.0)
-            grad_MD = tl.load(grad_RHD + at_MD, mask=inside_MD, other=0.0)
-            log_sum_M = tl.load(log_sum_RH + place_M, mask=real_M, other=0.0)
-            delta_M = tl.load(delta_RH + place_M, mask=real_M, other=0.0)
+            q_MD, grad_MD = _pair(q_RHD, grad_RHD, at_MD, inside_MD)
+            log_sum_M, delta_M = _pair(log_sum_RH, delta_RH, place_M, real_M)
             score_NM = tl.dot(k_ND, q_MD.T, input_precision="ieee") * scale2
             seen_NM = exists_N[:, None] & (key_N[:, None] <= position_M[None, :]) & real_M[None, :]
             weight_NM = tl.exp2(tl.where(seen_NM, score_NM - log_sum_M[None, :], float("-inf")))
