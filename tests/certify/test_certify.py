@@ -17,6 +17,7 @@ from zerogap import ops
 from zerogap.certify.attention import check_attention
 from zerogap.certify.rows import THREADS, check_rows
 from zerogap.certify.subjects import Subject, control_subject, our_subjects, torch_subjects
+from zerogap.certify.whole import check_gradients
 from zerogap.cli import run
 from zerogap.facts.certificate import (
     certificates,
@@ -153,6 +154,20 @@ def test_a_mask_that_does_not_select_is_found_by_loud_later_keys_alone(
     assert "keys from position" in broken.company
     monkeypatch.setattr("zerogap.certify.attention._later_cases", lambda *arguments: ())
     assert check_attention(CONFIG, full=False).broken is None
+
+
+def test_a_response_that_is_left_out_of_its_prompts_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(verdict.holds for verdict in check_gradients(CONFIG))
+    honest = ops.attention
+
+    def last_left_out(q: Tensor, k: Tensor, v: Tensor, plan: ops.AttentionPlan, scale: float) -> Tensor:
+        last = plan.chunks[-1].count if len(plan.chunks) > 1 else 0
+        out = honest(q, k, v, plan, scale)
+        return torch.cat((out[: len(q) - last], honest(q, k.detach(), v.detach(), plan, scale)[len(q) - last :]))
+
+    monkeypatch.setattr(ops, "attention", last_left_out)
+    failed = [verdict.name for verdict in check_gradients(CONFIG) if not verdict.holds]
+    assert failed == ["gradient of attention behind a shared prompt"]
 
 
 def test_torch_ops_are_told_apart() -> None:

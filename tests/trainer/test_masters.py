@@ -135,6 +135,17 @@ def test_an_update_repeats_bit_for_bit(each_backend: None) -> None:
     assert all(same_bits(a, b) for a, b in zip(*found, strict=True))
 
 
+def test_gradient_checkpointing_changes_no_bit() -> None:
+    found = []
+    for recomputed in (False, True):
+        decoder = random_decoder(dtype=BF16)
+        decoder.gradient_checkpointing = recomputed
+        optimiser = Optimiser(decoder.named_parameters(), OptimiserSettings(1e-2))
+        train(decoder, optimiser, range(2))
+        found.append(optimiser.masters)
+    assert all(same_bits(master.detach(), found[1][name].detach()) for name, master in found[0].items())
+
+
 def test_a_gradient_that_is_not_finite_moves_no_master() -> None:
     parameter = nn.Parameter(torch.ones(3, dtype=BF16))
     optimiser = Optimiser([("w", parameter)], OptimiserSettings())

@@ -345,6 +345,12 @@ def step_settings(config: Config) -> StepSettings:
     )
 
 
+def _backend(decoder: Decoder) -> str:
+    if decoder.device.type == "cuda":
+        return f"triton ({decoder.device}, {torch.cuda.get_device_name(decoder.device)})"
+    return backend.describe(decoder.dtype)
+
+
 def describe(run: Run) -> str:
     """Return one line about what runs where."""
     shape = run.decoder.config
@@ -352,5 +358,5 @@ def describe(run: Run) -> str:
     return (
         f"{run.config.model.path}: {shape.family}, {parameters:,} parameters, {run.config.model.dtype}"
         f"{' with weights rounded to bfloat16' if run.config.model.weights == 'bfloat16' else ''}, "
-        f"{backend.describe(run.decoder.dtype)} backend, {torch.get_num_threads()} threads; run folder {run.folder}"
+        f"{_backend(run.decoder)} backend, {torch.get_num_threads()} threads; run folder {run.folder}"
     )
