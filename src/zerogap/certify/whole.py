@@ -150,11 +150,11 @@ def check_gradients(config: ModelConfig, place: Place = CPU) -> list[WholeVerdic
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, share: int, sequences: Sequence[Sequence[int]]) -> Tensor:
     """Return causal attention of sequences, each given by its rows, one after the other; keys serve ``share`` heads."""
-    heads = [x.transpose(0, 1) for x in (q, k.repeat_interleave(share, 1), v.repeat_interleave(share, 1))]
-    parts = [
-        functional.scaled_dot_product_attention(*(x[:, list(rows)] for x in heads), is_causal=True)
-        for rows in sequences
-    ]
+    q, k, v = (x.transpose(0, 1) for x in (q, k.repeat_interleave(share, 1), v.repeat_interleave(share, 1)))
+    parts = []
+    for sequence in sequences:
+        rows = list(sequence)
+        parts.append(functional.scaled_dot_product_attention(q[:, rows], k[:, rows], v[:, rows], is_causal=True))
     return torch.cat(parts, 1).transpose(0, 1)
 
 
