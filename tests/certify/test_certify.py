@@ -17,6 +17,7 @@ from zerogap import ops
 from zerogap.certify.attention import check_attention
 from zerogap.certify.rows import THREADS, check_rows
 from zerogap.certify.subjects import Subject, control_subject, our_subjects, torch_subjects
+from zerogap.certify.whole import check_gradients
 from zerogap.cli import run
 from zerogap.facts.certificate import (
     certificates,
@@ -27,7 +28,7 @@ from zerogap.facts.certificate import (
 )
 from zerogap.models.config import ModelConfig
 from zerogap.numerics import code_digest
-from zerogap.ops.portable.elementwise import tree_sum
+from zerogap.ops.portable.elementwise import exp, tree_sum
 
 CONFIG = ModelConfig.from_dict(config_values())
 WEIGHT = torch.randn(48, 64, generator=torch.Generator().manual_seed(0))
@@ -101,6 +102,72 @@ def test_attention_fault_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = check_attention(CONFIG, full=False).broken
     assert broken is not None
     assert "chunks of 7" in broken.company
+
+
+def added(scores_TPH: Tensor, later_TP1: Tensor) -> Tensor:
+    """A mask that adds a large negative number."""
+    scores_TPH = scores_TPH + torch.where(later_TP1, -1e9, 0.0)
+    return exp(scores_TPH - scores_TPH.amax(1, keepdim=True))
+
+
+def multiplied(scores_TPH: Tensor, later_TP1: Tensor) -> Tensor:
+    """A mask that multiplies by 0."""
+    peak_T1H = scores_TPH.masked_fill(later_TP1, -torch.inf).amax(1, keepdim=True)
+    return exp(scores_TPH - peak_T1H) * torch.where(later_TP1, 0.0, 1.0)
+
+
+def selected(scores_TPH: Tensor, later_TP1: Tensor) -> Tensor:
+    """The honest one."""
+    scores_TPH = scores_TPH.masked_fill(later_TP1, -torch.inf)
+    return exp(scores_TPH - scores_TPH.amax(1, keepdim=True))
+
+
+def masked_by(mask: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    """Attention that keeps the row law but for its mask: sums in the order of the positions, over those that exist."""
+
+    def attention(q: Tensor, k: Tensor, v: Tensor, plan: ops.AttentionPlan, scale: float) -> Tensor:
+        out, first, share, size = [], 0, q.shape[1] // k.shape[1], plan.page_size
+        for chunk in plan.chunks:
+            stop = chunk.start + chunk.count
+            slots = [chunk.block_table[p // size] * size + p % size for p in range(stop)]
+            k_PHD, v_PHD = (x[slots].repeat_interleave(share, 1) for x in (k, v))
+            q_THD = q[first : first + chunk.count]
+            later_TP = torch.arange(stop) > torch.arange(chunk.start, stop).unsqueeze(1)
+            weights_TPH = mask(tree_sum(q_THD.unsqueeze(1) * k_PHD) * scale, later_TP.unsqueeze(2))
+            values_THD = (weights_TPH.unsqueeze(3) * v_PHD).cumsum(1)[:, -1]
+            out.append(values_THD / weights_TPH.cumsum(1)[:, -1].unsqueeze(2))
+            first += chunk.count
+        return torch.cat(out)
+
+    return attention
+
+
+@pytest.mark.parametrize("mask", [added, multiplied])
+def test_a_mask_that_does_not_select_is_found_by_loud_later_keys_alone(
+    monkeypatch: pytest.MonkeyPatch, mask: Callable[[Tensor, Tensor], Tensor]
+) -> None:
+    monkeypatch.setattr(ops, "attention", masked_by(selected))
+    assert check_attention(CONFIG, full=False).broken is None
+    monkeypatch.setattr(ops, "attention", masked_by(mask))
+    broken = check_attention(CONFIG, full=False).broken
+    assert broken is not None
+    assert "keys from position" in broken.company
+    monkeypatch.setattr("zerogap.certify.attention._later_cases", lambda *arguments: ())
+    assert check_attention(CONFIG, full=False).broken is None
+
+
+def test_a_response_that_is_left_out_of_its_prompts_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(verdict.holds for verdict in check_gradients(CONFIG))
+    honest = ops.attention
+
+    def last_left_out(q: Tensor, k: Tensor, v: Tensor, plan: ops.AttentionPlan, scale: float) -> Tensor:
+        last = plan.chunks[-1].count if len(plan.chunks) > 1 else 0
+        out = honest(q, k, v, plan, scale)
+        return torch.cat((out[: len(q) - last], honest(q, k.detach(), v.detach(), plan, scale)[len(q) - last :]))
+
+    monkeypatch.setattr(ops, "attention", last_left_out)
+    failed = [verdict.name for verdict in check_gradients(CONFIG) if not verdict.holds]
+    assert failed == ["gradient of attention behind a shared prompt"]
 
 
 def test_torch_ops_are_told_apart() -> None:

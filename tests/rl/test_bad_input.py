@@ -97,6 +97,7 @@ def test_configuration_that_is_a_folder(tmp_path: Path, capsys: pytest.CaptureFi
         ('rollout.stop=["\\ufffd"]', "U+FFFD"),
         ('run.dir="a\\u0000b"', "NUL"),
         ("model.dtype=int8", "'float32'"),
+        ("model.dtype=float16", "must be 'float32' or 'bfloat16'"),
         ("engine.kv_bytes=0", "at least 1"),
         ("engine.kv_bytes=1", "KV memory: 0 pages"),
         ("engine.num_pages=1", "one sequence of 12 tokens needs 3 pages"),

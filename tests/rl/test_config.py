@@ -58,7 +58,7 @@ def test_shipped_configurations_load(name: str) -> None:
         ("train.max_grad_norm=inf", ["train.max_grad_norm = inf"]),
         ("train.betas=[0.9]", ["train.betas = [0.9]", "a list of 2"]),
         ("train.betas=[0.9, 1.0]", ["train.betas", "below 1"]),
-        ("model.dtype=bfloat16", ['"bfloat16"', "'float32'"]),
+        ("model.dtype=float16", ['"float16"', "'float32' or 'bfloat16'"]),
         ("task.reward=exact", ["task.reward", "module:function"]),
         ("task.reward=a b:c", ["task.reward", "module:function"]),
         ('rollout.stop=["a", ""]', ["rollout.stop", "not empty"]),

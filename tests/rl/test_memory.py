@@ -52,6 +52,17 @@ def test_what_the_engine_and_the_kernels_hold_beside_the_weights() -> None:
     assert untied.packed == untied.weights - table
 
 
+def test_bfloat16_halves_weights_and_rows_and_adds_masters() -> None:
+    wide, narrow = estimate(), estimate("model.dtype=bfloat16")
+    own = estimate("model.dtype=bfloat16", "engine.weights=own")
+    assert narrow.weights == own.engine_weights == wide.weights // 2
+    assert narrow.gradients == wide.gradients
+    assert narrow.optimiser == wide.optimiser + wide.weights
+    assert narrow.activations == wide.activations // 2
+    pages = "engine.num_pages=10"
+    assert estimate("model.dtype=bfloat16", pages).kv_cache == estimate(pages).kv_cache // 2
+
+
 def test_what_raises_the_need() -> None:
     base = estimate()
     assert estimate("train.gradient_checkpointing=true").activations < base.activations / 5

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +28,7 @@ from zerogap.trainer.fingerprint import describe_numerics
 
 native = pytest.mark.skipif(bool(backend.native_missing()), reason="no zerogap-kernels")
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.toml"
+QUICKSTART_BYTES = (Path(zerogap.rl.loop.__file__).parents[1] / "data/tiny-qwen3/model.safetensors").stat().st_size
 SMALL = (
     "rollout.prompts_per_step=6",
     "rollout.samples_per_prompt=4",
@@ -473,6 +476,71 @@ def test_weights_in_bfloat16_have_no_gap_and_are_recorded(
     capsys.readouterr()
     assert train(tmp_path / "run", "model.backend=native", "--resume", "auto", steps=4) == 2
     assert "model.weights" in capsys.readouterr().err, "a run does not change its mode"
+
+
+@pytest.mark.parametrize("weights", ["shared", "own"])
+def test_a_model_in_bfloat16_has_no_gap_and_resumes_with_its_masters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], weights: str
+) -> None:
+    mode = ("model.dtype=bfloat16", f"engine.weights={weights}")
+    assert train(tmp_path / "run", *mode, "--json") == 0
+    values = result(capsys)
+    assert values["tokens_different"] == 0 < values["tokens_compared"]
+    numerics = json.loads((tmp_path / "run" / "numerics.json").read_text())
+    assert (numerics["dtype"], numerics["backend"]) == ("bfloat16", "portable")
+    first = final_weights(tmp_path / "run", 2)
+    assert train(tmp_path / "run", *mode, "--resume", "auto", steps=4) == 0
+    assert train(tmp_path / "straight", *mode, steps=4) == 0
+    assert first != final_weights(tmp_path / "run", 4) == final_weights(tmp_path / "straight", 4)
+    assert optimiser_state(tmp_path / "run", 4) == optimiser_state(tmp_path / "straight", 4)
+    assert len(first) < QUICKSTART_BYTES * 0.51, "two bytes a weight"
+    capsys.readouterr()
+    assert train(tmp_path / "run", "--resume", "auto", steps=5) == 2
+    assert "model.dtype" in capsys.readouterr().err, "a run does not change its format"
+
+
+def test_a_weight_that_is_not_the_rounded_master_is_refused_at_resume(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert train(tmp_path / "run", "model.dtype=bfloat16", steps=1) == 0
+    honest = zerogap.rl.setup.load_weights
+
+    def other(*arguments: object) -> object:
+        decoder = honest(*arguments)  # type: ignore[arg-type]
+        with torch.no_grad():
+            decoder.model.norm.weight[0] += 1
+        return decoder
+
+    monkeypatch.setattr(zerogap.rl.setup, "load_weights", other)
+    assert train(tmp_path / "run", "model.dtype=bfloat16", "--resume", "auto") == 2
+    assert "the master of model.norm.weight does not round to the weight" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_kill_of_a_run_in_bfloat16_costs_no_bit(tmp_path: Path) -> None:
+    """Killed by the system after some checkpoint, in a process of its own, then resumed to the end."""
+    mode = ("model.dtype=bfloat16", "run.checkpoint_every=1")
+    command = [sys.executable, "-m", "zerogap", "train", str(QUICKSTART), *SMALL, *mode]
+    running = subprocess.Popen([*command, f"run.dir={tmp_path / 'run'}", "run.steps=60"], stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: (tmp_path / "run" / "checkpoints" / "step-000002").exists(), running)
+    finally:
+        running.kill()
+        running.wait()
+    newest = max(int(p.name[5:]) for p in (tmp_path / "run" / "checkpoints").glob("step-*"))
+    steps = newest + 2
+    assert train(tmp_path / "run", *mode, "--resume", "auto", steps=steps) == 0
+    assert train(tmp_path / "straight", *mode, steps=steps) == 0
+    assert final_weights(tmp_path / "run", steps) == final_weights(tmp_path / "straight", steps)
+    assert optimiser_state(tmp_path / "run", steps) == optimiser_state(tmp_path / "straight", steps)
+
+
+def wait_until(true: Callable[[], bool], running: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + 240
+    while not true():
+        assert running.poll() is None, "the run ended before it could be killed"
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 @native

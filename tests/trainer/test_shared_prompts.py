@@ -94,8 +94,8 @@ def test_every_row_has_the_bits_of_its_sequence_alone_and_a_neighbours_prompt_ha
 
 def test_a_model_that_breaks_the_row_law_is_seen_across_shared_prompts() -> None:
     decoder, sequences = random_decoder(), draw_groups()
-    honest = decoder.model.norm.forward
-    decoder.model.norm.forward = lambda x: honest(x) * (1 + 2**-20 * len(x))  # type: ignore[method-assign]
+    honest = decoder.hidden
+    decoder.hidden = lambda *arguments: (x := honest(*arguments)) * (1 + 2**-20 * len(x))  # type: ignore[method-assign]
     shared = score(decoder, sequences)
     alone = [score(decoder, [sequence])[0] for sequence in sequences]
     assert not all(same_bits(a.logprob_T, b.logprob_T) for a, b in zip(shared, alone, strict=True))

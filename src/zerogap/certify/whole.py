@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -102,6 +102,10 @@ def check_gradients(config: ModelConfig, place: Place = CPU) -> list[WholeVerdic
     x, weight, gate = _leaf(9, hidden), _leaf(48, hidden), _leaf(9, hidden)
     q, k, v = _leaf(40, heads, size), _leaf(40, groups, size), _leaf(40, groups, size)
     plan = ops.AttentionPlan.build([ops.Chunk(0, 40, range(40))], 1)
+    prompt, fork, rest = range(33), range(33, 36), range(36, 40)  # two responses behind one prompt, as in training
+    forked = ops.AttentionPlan.build(
+        [ops.Chunk(0, 33, prompt), ops.Chunk(33, 3, [*prompt, *fork]), ops.Chunk(33, 4, [*prompt, *rest])], 1
+    )
     target = torch.arange(9, device=place.device)
     settings = ops.SamplerRows.uniform_settings(9, 0.7)
     share = heads // groups
@@ -112,12 +116,12 @@ def check_gradients(config: ModelConfig, place: Place = CPU) -> list[WholeVerdic
         "silu_mul": (ops.silu_mul, lambda gate, x: functional.silu(gate) * x, (gate, x)),
         "attention": (
             lambda q, k, v: ops.attention(q, k, v, plan, size**-0.5),
-            lambda q, k, v: functional.scaled_dot_product_attention(
-                q.transpose(0, 1),
-                k.transpose(0, 1).repeat_interleave(share, 0),
-                v.transpose(0, 1).repeat_interleave(share, 0),
-                is_causal=True,
-            ).transpose(0, 1),
+            lambda q, k, v: _causal(q, k, v, share, [range(40)]),
+            (q, k, v),
+        ),
+        "attention behind a shared prompt": (
+            lambda q, k, v: ops.attention(q, k, v, forked, size**-0.5),
+            lambda q, k, v: _causal(q, k, v, share, [[*prompt, *fork], [*prompt, *rest]])[[*range(36), *range(69, 73)]],
             (q, k, v),
         ),
         "token_logprob": (
@@ -142,6 +146,16 @@ def check_gradients(config: ModelConfig, place: Place = CPU) -> list[WholeVerdic
         )
         verdicts.append(WholeVerdict(f"gradient of {name}", 1, error < limit, f"relative error {error:.1e}"))
     return verdicts
+
+
+def _causal(q: Tensor, k: Tensor, v: Tensor, share: int, sequences: Sequence[Sequence[int]]) -> Tensor:
+    """Return causal attention of sequences, each given by its rows, one after the other; keys serve ``share`` heads."""
+    q, k, v = (x.transpose(0, 1) for x in (q, k.repeat_interleave(share, 1), v.repeat_interleave(share, 1)))
+    parts = []
+    for sequence in sequences:
+        rows = list(sequence)
+        parts.append(functional.scaled_dot_product_attention(q[:, rows], k[:, rows], v[:, rows], is_causal=True))
+    return torch.cat(parts, 1).transpose(0, 1)
 
 
 def random_decoder(config: ModelConfig) -> Decoder:

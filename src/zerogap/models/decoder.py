@@ -1,7 +1,8 @@
 """The decoder of Qwen3 dense, Qwen2/2.5 and Llama/SmolLM2: one definition for engine, trainer and oracle.
 
 Parameters carry the names of the Hugging Face checkpoints. Every named op's output passes through ``hooks``, which is
-how row digests are taken.
+how row digests are taken. A residual goes from layer to layer as two summands, so that a backend may add and normalise
+in one pass (`ops.add_rms_norm`); while hooks listen, ops run one by one, with the same bits.
 """
 
 from __future__ import annotations
@@ -29,8 +30,23 @@ WeightsFormat = Literal["float32", "bfloat16"]
 Hook = Callable[[int, str, Tensor], Tensor]
 
 
-Emit = Callable[[int, str, Tensor], Tensor]
 Angles = tuple[Tensor, Tensor]
+
+
+class Emit:
+    """Passes the output of every named op through hooks; false if there are none."""
+
+    def __init__(self, hooks: Sequence[Hook]) -> None:
+        self._hooks = hooks
+
+    def __bool__(self) -> bool:
+        return bool(self._hooks)
+
+    def __call__(self, layer: int, op: str, x: Tensor) -> Tensor:
+        """Return what the hooks make of ``x``."""
+        for hook in self._hooks:
+            x = hook(layer, op, x)
+        return x
 
 
 class KVCache(Protocol):
@@ -143,18 +159,18 @@ class Decoder(nn.Module):
         return cos.to(self.dtype).to(self.device), sin.to(self.dtype).to(self.device)
 
     def _forward(self, tokens_R: Tensor, angles: Angles, rows: Rows, cache: KVCache, hooks: Sequence[Hook]) -> Tensor:
-        def emit(layer: int, op: str, x: Tensor) -> Tensor:
-            for hook in hooks:
-                x = hook(layer, op, x)
-            return x
-
-        x_RK = emit(-1, "embedding", self.model.embed_tokens(tokens_R))
+        emit = Emit(hooks)
+        x_RK, more_RK = emit(-1, "embedding", self.model.embed_tokens(tokens_R)), None
         for index, layer in enumerate(self.model.layers):
             if self.gradient_checkpointing and torch.is_grad_enabled():
-                x_RK = checkpoint(layer, index, x_RK, rows, cache, angles, emit, use_reentrant=False)
+                if more_RK is not None:  # one tensor to keep, not two
+                    x_RK = emit(index - 1, "mlp_residual", x_RK + more_RK)
+                x_RK, more_RK = checkpoint(layer, index, x_RK, None, rows, cache, angles, emit, use_reentrant=False)
             else:
-                x_RK = layer(index, x_RK, rows, cache, angles, emit)
-        return emit(self.config.num_layers, "final_norm", self.model.norm(x_RK))
+                x_RK, more_RK = layer(index, x_RK, more_RK, rows, cache, angles, emit)
+        last = self.config.num_layers
+        _, normal_RK = _add_norm(self.model.norm, (last - 1, "mlp_residual"), x_RK, more_RK, emit)
+        return emit(last, "final_norm", normal_RK)
 
     def logits(self, hidden_RK: Tensor) -> Tensor:
         """Return the logits of hidden rows, [R, V]."""
@@ -194,11 +210,27 @@ class _Layer(nn.Module):
         self.post_attention_layernorm = _Norm(config.hidden_size, config.rms_norm_eps)
         self.mlp = _MLP(config)
 
-    def forward(self, index: int, x_RK: Tensor, rows: Rows, cache: KVCache, angles: Angles, emit: Emit) -> Tensor:
-        normal = emit(index, "attn_norm", self.input_layernorm(x_RK))
-        x_RK = emit(index, "attn_residual", x_RK + self.self_attn(index, normal, rows, cache, angles, emit))
-        normal = emit(index, "mlp_norm", self.post_attention_layernorm(x_RK))
-        return emit(index, "mlp_residual", x_RK + self.mlp(index, normal, emit))
+    def forward(
+        self, index: int, x_RK: Tensor, more_RK: Tensor | None, rows: Rows, cache: KVCache, angles: Angles, emit: Emit
+    ) -> tuple[Tensor, Tensor]:
+        """Take the residual as one or two summands (the layer's before: its own and its MLP's), return it as two."""
+        x_RK, normal_RK = _add_norm(self.input_layernorm, (index - 1, "mlp_residual"), x_RK, more_RK, emit)
+        normal_RK = emit(index, "attn_norm", normal_RK)
+        more_RK = self.self_attn(index, normal_RK, rows, cache, angles, emit)
+        x_RK, normal_RK = _add_norm(self.post_attention_layernorm, (index, "attn_residual"), x_RK, more_RK, emit)
+        return x_RK, self.mlp(index, emit(index, "mlp_norm", normal_RK), emit)
+
+
+def _add_norm(
+    norm: _Norm, name: tuple[int, str], x_RK: Tensor, more_RK: Tensor | None, emit: Emit
+) -> tuple[Tensor, Tensor]:
+    """Return the sum, of which hooks are told under ``name``, and its norm."""
+    if more_RK is None:
+        return x_RK, norm(x_RK)
+    if not emit:
+        return ops.add_rms_norm(x_RK, more_RK, norm.weight, norm.eps)
+    x_RK = emit(*name, x_RK + more_RK)
+    return x_RK, norm(x_RK)
 
 
 class _Attention(nn.Module):
@@ -217,11 +249,15 @@ class _Attention(nn.Module):
         q_RHD = emit(index, "q_proj", self.q_proj(x_RK)).unflatten(1, (self.heads, self.head_dim))
         k_RGD = emit(index, "k_proj", self.k_proj(x_RK)).unflatten(1, (self.kv_heads, self.head_dim))
         v_RGD = emit(index, "v_proj", self.v_proj(x_RK)).unflatten(1, (self.kv_heads, self.head_dim))
-        if self.q_norm is not None and self.k_norm is not None:
-            q_RHD = emit(index, "q_norm", self.q_norm(q_RHD))
-            k_RGD = emit(index, "k_norm", self.k_norm(k_RGD))
-        q_RHD = emit(index, "q_rotary", ops.rotary(q_RHD, *angles))
-        k_RGD = emit(index, "k_rotary", ops.rotary(k_RGD, *angles))
+        if self.q_norm is not None and self.k_norm is not None and not emit:
+            weights = self.q_norm.weight, self.k_norm.weight
+            q_RHD, k_RGD = ops.qk_norm_rotary(q_RHD, k_RGD, weights, self.q_norm.eps, *angles)
+        else:
+            if self.q_norm is not None and self.k_norm is not None:
+                q_RHD = emit(index, "q_norm", self.q_norm(q_RHD))
+                k_RGD = emit(index, "k_norm", self.k_norm(k_RGD))
+            q_RHD = emit(index, "q_rotary", ops.rotary(q_RHD, *angles))
+            k_RGD = emit(index, "k_rotary", ops.rotary(k_RGD, *angles))
         keys, values = cache.update(index, k_RGD, v_RGD, rows)
         out_RHD = emit(index, "attention", ops.attention(q_RHD, keys, values, rows.plan, self.head_dim**-0.5))
         return emit(index, "o_proj", self.o_proj(out_RHD.flatten(1)))

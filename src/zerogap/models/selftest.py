@@ -7,6 +7,7 @@ import torch
 from zerogap.models.config import ModelConfig
 from zerogap.ops import backend, segment_count
 from zerogap.ops.ambient import require_subnormals
+from zerogap.ops.portable.elementwise import wide_dtype
 from zerogap.ops.portable.selftest import ProductShape, attention_shapes, linear_shape, prove_products, prove_scans
 
 
@@ -33,9 +34,9 @@ def prove_row_law(config: ModelConfig, dtype: torch.dtype = torch.float32) -> in
         UsageError: a thread flushes subnormal numbers to zero.
     """
     require_subnormals()
-    if backend.cpu_backend() == "native" and dtype == torch.float32:
+    if backend.name_of(dtype) == "native":
         return 0  # no library product stands on its log-prob path
     shapes = product_shapes(config)
-    prove_products(shapes, dtype)
+    prove_products(shapes, wide_dtype(dtype))
     prove_scans(config.vocab_size)
     return len(shapes)

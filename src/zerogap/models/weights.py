@@ -31,7 +31,7 @@ def load_decoder(folder: Path, dtype: torch.dtype = torch.float32, weights: Weig
 
     Args:
         folder: holds config.json and model.safetensors, or shards with their index.
-        dtype: weights are converted to it; float32 or, for the oracle, float64.
+        dtype: weights are converted to it, to nearest even; float32, bfloat16, float16 or, for the oracle, float64.
         weights: what the forward computes with (``Decoder.compute_with``).
 
     Raises:

@@ -25,9 +25,11 @@ __all__ = [
     "Sampled",
     "SamplerRows",
     "TokenLogprobs",
+    "add_rms_norm",
     "attention",
     "embedding",
     "linear",
+    "qk_norm_rotary",
     "rms_norm",
     "rotary",
     "sample",
@@ -52,6 +54,27 @@ def rms_norm(x: Tensor, weight_K: Tensor, eps: float) -> Tensor:
 def rotary(x_RHD: Tensor, cos_RD: Tensor, sin_RD: Tensor) -> Tensor:
     """Rotate the halves of each head by its row's angles."""
     return backend.of(x_RHD).rotary(x_RHD, cos_RD, sin_RD)
+
+
+def add_rms_norm(x_RK: Tensor, residual_RK: Tensor, weight_K: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return ``x + residual`` and its `rms_norm`: one pass where the backend has it, with the bits of the two ops."""
+    fused = getattr(backend.of(x_RK), "add_rms_norm", None)
+    if fused is not None:
+        return fused(x_RK, residual_RK, weight_K, eps)
+    sum_RK = x_RK + residual_RK
+    return sum_RK, rms_norm(sum_RK, weight_K, eps)
+
+
+def qk_norm_rotary(
+    q_RHD: Tensor, k_RGD: Tensor, weights_D: tuple[Tensor, Tensor], eps: float, cos_RD: Tensor, sin_RD: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the `rotary` of the `rms_norm` of each head of queries and keys: with the bits of the ops, as above."""
+    fused = getattr(backend.of(q_RHD), "qk_norm_rotary", None)
+    if fused is not None:
+        q_RHD, k_RGD = (fused(x, w, eps, cos_RD, sin_RD) for x, w in zip((q_RHD, k_RGD), weights_D, strict=True))
+        return q_RHD, k_RGD
+    q_RHD, k_RGD = rms_norm(q_RHD, weights_D[0], eps), rms_norm(k_RGD, weights_D[1], eps)
+    return rotary(q_RHD, cos_RD, sin_RD), rotary(k_RGD, cos_RD, sin_RD)
 
 
 def silu_mul(gate_RI: Tensor, up_RI: Tensor) -> Tensor:

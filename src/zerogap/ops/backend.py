@@ -1,7 +1,8 @@
 """Which backend computes: chosen once per process, the same for engine and trainer, and part of every record.
 
 On a GPU the Triton kernels serve. On the CPU the native kernels (package ``zerogap-kernels``) do if they are installed,
-else the portable ops. Tensors in float64 always go to the portable ops: they are the oracle.
+else the portable ops. Tensors in float64 always go to the portable ops: they are the oracle; so do bfloat16 and float16
+on the CPU, since the native kernels take rows in float32.
 ``ZEROGAP_BACKEND=native|portable`` forces one for the CPU, and ``triton`` where Triton's interpreter is on (for tests).
 """
 
@@ -108,9 +109,11 @@ def on_cpu_path(name: str) -> Iterator[None]:
         kernels.choose_path(before)
 
 
-def describe() -> str:
-    """Return the CPU backend in words, with the reason where the native one is not here."""
+def describe(dtype: torch.dtype = torch.float32) -> str:
+    """Return the CPU backend for rows of a type in words, with the reason where the native one does not serve."""
     if cpu_backend() == "native":
+        if name_of(dtype) == "portable":
+            return f"portable (rows in {str(dtype).removeprefix('torch.')})"
         return f"native ({cpu_path()})"
     missing = native_missing()
     return f"portable ({missing})" if missing else "portable"
@@ -133,7 +136,14 @@ def on(device: torch.device, dtype: torch.dtype) -> ModuleType:
 
 def of_dtype(dtype: torch.dtype) -> ModuleType:
     """Return the backend that computes with CPU tensors of a type."""
-    return _module("portable" if dtype == torch.float64 else cpu_backend())
+    return _module(name_of(dtype))
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Return the name of the backend for CPU tensors of a type."""
+    chosen = cpu_backend()
+    wide_only = chosen == "native" and dtype != torch.float32
+    return "portable" if wide_only or dtype == torch.float64 else chosen
 
 
 @cache
@@ -141,9 +151,9 @@ def _module(name: str) -> ModuleType:
     return importlib.import_module(f"zerogap.ops.{name}")
 
 
-def name_on(device: torch.device) -> str:
+def name_on(device: torch.device, dtype: torch.dtype = torch.float32) -> str:
     """Return what records call the backend of a device: ``gpu-triton``, ``cpu-native`` or ``cpu-portable``."""
-    return "gpu-triton" if device.type == "cuda" else f"cpu-{cpu_backend()}"
+    return "gpu-triton" if device.type == "cuda" else f"cpu-{name_of(dtype)}"
 
 
 def _checked(name: str, where: str) -> str:

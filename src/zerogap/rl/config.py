@@ -69,18 +69,20 @@ class ModelSection(Section):
     """What is trained."""
 
     path: str = Field(min_length=1, description="Hugging Face folder, hub name, or builtin:tiny-qwen3")
-    dtype: Literal["float32"] = Field(
-        default="float32", description="number format of weights and arithmetic; others are refused"
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description="number format of weights and rows on both sides; bfloat16 = AdamW moves float32 masters, of which "
+        "the weights are the rounded ones (on the CPU: portable backend)",
     )
     weights: Literal["float32", "bfloat16"] = Field(
         default="float32",
-        description="what both sides compute with: bfloat16 = the trained float32 weights, rounded (norms excepted), "
-        "half the bytes per decoded token; native backend only",
+        description="with model.dtype = float32, the weights that both sides compute with: bfloat16 = the trained "
+        "float32 ones, rounded (norms excepted), half the bytes per decoded token; native backend only",
     )
     backend: Literal["auto", "native", "portable"] = Field(
         default="auto",
         description="what computes on both sides: native = the CPU kernels of zerogap-kernels, portable = torch; "
-        "auto = native if it is installed",
+        "auto = native if it is installed and model.dtype = float32",
     )
     device: str = Field(
         default="cpu",
@@ -309,9 +311,20 @@ class Config(Section):
 
 def _conflicts(config: Config) -> list[tuple[str, str]]:
     """Return (section.key, what is wrong and what to do) for values that are fine alone but not together."""
-    task, rollout, train = config.task, config.rollout, config.train
+    task, rollout, train, model = config.task, config.rollout, config.train, config.model
     sequences = rollout.prompts_per_step * rollout.samples_per_prompt
     rules = [
+        (
+            model.weights == "bfloat16" and model.dtype == "bfloat16",
+            "model.weights",
+            "'bfloat16' rounds float32 weights; with model.dtype = 'bfloat16' they are so already; remove this key",
+        ),
+        (
+            model.backend == "native" and model.dtype == "bfloat16" and model.device == "cpu",
+            "model.backend",
+            "'native' computes with rows in float32; with model.dtype = 'bfloat16' leave it at 'auto', or set "
+            "model.dtype = 'float32' and model.weights = 'bfloat16'",
+        ),
         (
             sequences > _MOST,
             "rollout.prompts_per_step",

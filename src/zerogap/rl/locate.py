@@ -22,7 +22,7 @@ from zerogap.models.rows import PackedCache
 from zerogap.models.weights import tensor_digests
 from zerogap.ops import ambient
 from zerogap.rl.gate import Difference
-from zerogap.trainer import TrainSequence, micro_batch, pack, shares_prompts
+from zerogap.trainer import TrainSequence, micro_batch, pack
 
 Site = tuple[int, str]  # (layer, op); layer -1 is the embedding
 Digests = dict[Site, dict[int, set[int]]]  # position -> digests of every time the row was computed
@@ -75,9 +75,7 @@ def locate(
     tensors = _different_tensors(engine, decoder)
     with ambient.guard(), torch.no_grad():
         engine_side, logprob_engine, rows = _engine_digests(engine, sequence, last)
-        packed = _micro_batch_of(
-            sequences, difference.index, micro_batch_rows, set(members), shares_prompts(decoder.device)
-        )
+        packed = _micro_batch_of(sequences, difference.index, micro_batch_rows, set(members))
         trainer_side, logits_trainer = _trainer_digests(decoder, sequences, packed, difference.index, last)
         alone, logits_alone = _trainer_digests(decoder, [sequence], (0,), 0, last)
     for site, by_position in trainer_side.items():
@@ -91,7 +89,7 @@ def locate(
     if not (math.isfinite(difference.logprob_engine) or math.isfinite(difference.logprob_trainer)):
         said = "engine and trainer agree on a value that is not finite: the weights, not the arithmetic, are at fault"
         return Fault(None, None, last, None, tensors, rows, said)
-    if not torch.equal(logits_trainer.view(torch.int32), logits_alone.view(torch.int32)):
+    if not torch.equal(_words(logits_trainer), _words(logits_alone)):
         return Fault("lm_head", None, last, "trainer", tensors, rows, "the trainer's logits differ from those alone")
     if logprob_engine != difference.logprob_engine:
         said = "the engine's forward, repeated as recorded, gives another log-prob than it recorded: a transient fault"
@@ -187,9 +185,9 @@ def _selection(trace: ScheduleTrace, index: int, shared: list[int], last: int) -
 
 
 def _micro_batch_of(
-    sequences: Sequence[TrainSequence], index: int, micro_batch_rows: int, members: Collection[int], share: bool
+    sequences: Sequence[TrainSequence], index: int, micro_batch_rows: int, members: Collection[int]
 ) -> tuple[int, ...]:
-    return next(batch for batch in pack(sequences, sorted(members), micro_batch_rows, share) if index in batch)
+    return next(batch for batch in pack(sequences, sorted(members), micro_batch_rows) if index in batch)
 
 
 def _trainer_digests(
@@ -199,7 +197,7 @@ def _trainer_digests(
 
     The rows of a prompt that it shares with others are its own too.
     """
-    batch = micro_batch(sequences, members, share=shares_prompts(decoder.device))
+    batch = micro_batch(sequences, members)
     rows = batch.places[members.index(index)][: last + 1].tolist()
     recorder = _Recorder(lambda _: (rows, list(range(last + 1))))
     hidden_RK = decoder.hidden(batch.rows(), PackedCache(), (recorder,))
@@ -239,7 +237,12 @@ class _Recorder:
 
 def _row_digests(x: Tensor) -> Tensor:
     """Return one integer per row that depends on every bit of the row, whatever the summation order."""
-    words_RW = x.flatten(1).contiguous().view(torch.int32).to(torch.int64)
+    words_RW = _words(x.flatten(1)).to(torch.int64)
     generator = torch.Generator().manual_seed(0)
     weights_W = torch.randint(-(2**62), 2**62, (words_RW.shape[1],), generator=generator) | 1
     return (words_RW * weights_W).sum(1)  # wraps modulo 2^64: exact in any order
+
+
+def _words(x: Tensor) -> Tensor:
+    """Return the bits of float32 or bfloat16 values as integers of their size, on the CPU."""
+    return x.cpu().contiguous().view(torch.int32 if x.dtype.itemsize == 4 else torch.int16)

@@ -22,6 +22,7 @@ _REWARD_WORKER = 45 * 2**20  # a bare worker; what the reward function imports c
 _LM_HEAD_ROWS = 64  # rows whose logits exist at once (ops.portable.logprob)
 _NATIVE_HEAD_ROWS = 256  # rows whose gradients of logits do (ops.native.logprob)
 _WORD = 4  # bytes of a float32
+_HALF = 2  # of a bfloat16
 _KEPT_SET = 500  # bytes of a kept set beside its content: a tensor of its own
 
 
@@ -78,7 +79,7 @@ class MemoryEstimate:
         packed: what the native kernels compute with beside the weights, once per copy of the weights.
         engine_weights: the engine's copy, if it has one.
         gradients: one per weight.
-        optimiser: AdamW's two moments.
+        optimiser: AdamW's two moments, and the masters of weights in bfloat16.
         kv_cache: the engine's keys and values.
         activations: what the backward pass of one micro-batch keeps.
         lm_head: logits of one chunk of rows and the head's gradient before it is added.
@@ -142,12 +143,14 @@ def estimate_memory(config: Config, shape: Shape, longest_sequence: int, native:
         longest_sequence: prompt plus completion at most, tokens.
         native: the native kernels compute, over packed copies of the matrices.
     """
-    parameters = parameter_count(shape) * _WORD
+    word = _WORD if config.model.dtype == "float32" else _HALF  # of weights and rows
+    parameters = parameter_count(shape)
+    masters = 0 if word == _WORD else parameters * _WORD
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     # Tensors that the backward pass of one layer needs: both residuals and both norms' outputs; queries and keys
     # before their norm and after the rotation, values, attention output; gate, up and their product.
-    layer_row = _WORD * (4 * shape.hidden_size + 3 * queries + 3 * keys + 3 * shape.intermediate_size)
-    stream_row = _WORD * shape.hidden_size
+    layer_row = word * (4 * shape.hidden_size + 3 * queries + 3 * keys + 3 * shape.intermediate_size)
+    stream_row = word * shape.hidden_size
     sequences = config.rollout.prompts_per_step * config.rollout.samples_per_prompt
     rows = min(max(config.train.tokens_per_micro_batch, longest_sequence), _step_rows(config, longest_sequence))
     if config.train.gradient_checkpointing:
@@ -155,18 +158,18 @@ def estimate_memory(config: Config, shape: Shape, longest_sequence: int, native:
     else:
         activations = rows * (shape.num_layers + 1) * layer_row
     head = _WORD * shape.vocab_size * shape.hidden_size
-    page = 2 * shape.num_layers * keys * config.engine.page_size * _WORD
+    page = 2 * shape.num_layers * keys * config.engine.page_size * word
     kv_cache = _kv_bytes(config) if config.engine.num_pages is None else config.engine.num_pages * page
     engine_rows = config.engine.max_rows_per_step
     decoding = min(config.engine.max_sequences, engine_rows)
     sides = 1 if config.engine.weights == "shared" else 2
     head_rows = min(rows, _NATIVE_HEAD_ROWS) if native else 4 * _LM_HEAD_ROWS
     return MemoryEstimate(
-        weights=parameters,
+        weights=parameters * word,
         packed=sides * _packed(config, shape) if native else 0,
-        engine_weights=(sides - 1) * parameters,
-        gradients=parameters,
-        optimiser=2 * parameters,
+        engine_weights=(sides - 1) * parameters * word,
+        gradients=parameters * _WORD,
+        optimiser=2 * parameters * _WORD + masters,
         kv_cache=kv_cache,
         activations=activations,
         lm_head=head_rows * shape.vocab_size * _WORD + 2 * head,

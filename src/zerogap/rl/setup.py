@@ -75,6 +75,10 @@ def _device(config: Config) -> torch.device:
     return device
 
 
+def _dtype(config: Config) -> torch.dtype:
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.model.dtype]
+
+
 def set_up(config: Config, resume: str | None) -> Run:
     """Build a run.
 
@@ -107,14 +111,15 @@ def set_up(config: Config, resume: str | None) -> Run:
     if rollout is not None:
         longest = max_positions
     # Before the weights are read: a model that does not fit must not first fill the memory.
-    estimate = estimate_memory(config, shape, longest, native=backend.cpu_backend() == "native")
+    dtype = _dtype(config)
+    estimate = estimate_memory(config, shape, longest, native=backend.name_of(dtype) == "native")
     device, plan = _device(config), None
     if device.type == "cuda":
         plan = fit_gpu(config, shape, estimate, longest, page_bytes(config, shape))
         estimate = host_part(estimate)
     require_memory(estimate, available_memory(), psutil.Process().memory_info().rss)
     with ambient.guard():
-        decoder = load_decoder(source) if checkpoint is None else load_weights(checkpoint)
+        decoder = load_decoder(source, dtype) if checkpoint is None else load_weights(checkpoint, dtype)
         if device.type == "cpu":
             prove_row_law(decoder.config, decoder.dtype)
         decoder.to(device)
@@ -127,7 +132,7 @@ def set_up(config: Config, resume: str | None) -> Run:
     engine_decoder = decoder.twin() if shared else copy.deepcopy(decoder)
     engine = Engine(engine_decoder, tokenizer, _engine_config(config, longest, plan), shared=shared)
     optimiser = Optimiser(decoder.named_parameters(), _optimiser_settings(config))
-    numerics = describe_numerics(decoder.config, device, decoder.weights)
+    numerics = describe_numerics(decoder.config, device, decoder.weights, dtype)
     release_memory()
     if checkpoint is not None:
         _check_numerics(checkpoint, numerics)
@@ -353,6 +358,12 @@ def step_settings(config: Config) -> StepSettings:
     )
 
 
+def _backend(decoder: Decoder) -> str:
+    if decoder.device.type == "cuda":
+        return f"triton ({decoder.device}, {torch.cuda.get_device_name(decoder.device)})"
+    return backend.describe(decoder.dtype)
+
+
 def describe(run: Run) -> str:
     """Return one line about what runs where."""
     shape = run.decoder.config
@@ -360,5 +371,5 @@ def describe(run: Run) -> str:
     return (
         f"{run.config.model.path}: {shape.family}, {parameters:,} parameters, {run.config.model.dtype}"
         f"{' with weights rounded to bfloat16' if run.config.model.weights == 'bfloat16' else ''}, "
-        f"{backend.describe()} backend, {torch.get_num_threads()} threads; run folder {run.folder}"
+        f"{_backend(run.decoder)} backend, {torch.get_num_threads()} threads; run folder {run.folder}"
     )

@@ -14,7 +14,7 @@ from zerogap.trainer.checkpoint import (
 )
 from zerogap.trainer.losses import LossSettings
 from zerogap.trainer.optimiser import Optimiser, OptimiserSettings, UpdateStats
-from zerogap.trainer.packing import micro_batch, mini_batches, pack, shares_prompts
+from zerogap.trainer.packing import micro_batch, mini_batches, pack
 from zerogap.trainer.sample import SequenceSampler, TrainSequence, suppressed_below
 from zerogap.trainer.scoring import Scored, score
 from zerogap.trainer.step import StepResult, StepSettings, accumulate, with_gradient, without_gradient
@@ -45,7 +45,6 @@ __all__ = [
     "restore_optimiser",
     "save_checkpoint",
     "score",
-    "shares_prompts",
     "suppressed_below",
     "with_gradient",
     "without_gradient",

@@ -23,9 +23,9 @@ _CPU = torch.device("cpu")
 _EVERY = 9  # of so many rows one gets a log-prob: the LM head runs on chunks, however many rows there are
 
 
-def environment(device: torch.device = _CPU) -> dict[str, Any]:
+def environment(device: torch.device = _CPU, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     """Return what may change bits: numerics version, backend, kernels, torch version, device, CPU path, threads."""
-    name = backend.cpu_backend() if device.type == "cpu" else backend.name_on(device)
+    name = backend.name_of(dtype) if device.type == "cpu" else backend.name_on(device)
     return {
         "numerics_version": NUMERICS_VERSION,
         "backend": name,
@@ -38,22 +38,31 @@ def environment(device: torch.device = _CPU) -> dict[str, Any]:
 
 
 def describe_numerics(
-    config: ModelConfig, device: torch.device = _CPU, weights: WeightsFormat = "float32"
+    config: ModelConfig,
+    device: torch.device = _CPU,
+    weights: WeightsFormat = "float32",
+    dtype: torch.dtype = torch.float32,
 ) -> dict[str, Any]:
     """Return the environment, what is computed with, and the model's `fingerprint`.
 
     It is measured once per process, thread count and backend.
     """
-    name = backend.cpu_backend() if device.type == "cpu" else backend.name_on(device)
-    measured = _measured_once(config, weights, torch.get_num_threads(), device, name)
-    return environment(device) | {"weights": weights, "fingerprint": measured}
+    name = backend.name_of(dtype) if device.type == "cpu" else backend.name_on(device)
+    measured = _measured_once(config, weights, dtype, torch.get_num_threads(), device, name)
+    plain = str(dtype).removeprefix("torch.")
+    return environment(device, dtype) | {"dtype": plain, "weights": weights, "fingerprint": measured}
 
 
 @lru_cache(maxsize=8)
 def _measured_once(
-    config: ModelConfig, weights: WeightsFormat, threads: int, device: torch.device, backend_name: str
+    config: ModelConfig,
+    weights: WeightsFormat,
+    dtype: torch.dtype,
+    threads: int,
+    device: torch.device,
+    backend_name: str,
 ) -> str:
-    return fingerprint(config, device, weights=weights)
+    return fingerprint(config, device, dtype, weights)
 
 
 def probe_lengths(config: ModelConfig) -> list[int]:
@@ -70,7 +79,7 @@ def fingerprint(
     dtype: torch.dtype = torch.float32,
     weights: WeightsFormat = "float32",
 ) -> str:
-    """Return a digest of the weights after one update of a single random layer of this model's shapes.
+    """Return a digest of the weights (or masters) after one update of a single random layer of this model's shapes.
 
     About 1,700 rows, one sequence of up to 1,100 positions among them, as far as the model's context allows. Two
     environments that give the same digest computed the same forward, backward and optimiser bits there. It is a
@@ -93,4 +102,4 @@ def fingerprint(
         hidden_SK, targets_R = hidden_RK[scored_R.to(device)], targets_R.to(device)
         ops.token_logprobs(hidden_SK, decoder.lm_head_weight, targets_R, settings).logprob_R.mean().backward()
         optimiser.apply()
-    return weights_digest(decoder.state_dict())
+    return weights_digest(optimiser.masters)  # the weights themselves, if they are wide: rounding hides bits

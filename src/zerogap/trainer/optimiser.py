@@ -1,4 +1,8 @@
-"""AdamW with a schedule and a gradient norm whose bits do not depend on the thread count."""
+"""AdamW with a schedule and a gradient norm whose bits do not depend on the thread count.
+
+Parameters in 16 bits get a master each: a float32 value that AdamW moves and of which the parameter is the rounded one.
+An update below half a step of the narrow format is so kept until enough of them have come together.
+"""
 
 from __future__ import annotations
 
@@ -132,20 +136,30 @@ class UpdateStats:
 class Optimiser:
     """AdamW over a model's named parameters: the native kernels' in one pass where they serve, else torch's.
 
+    A parameter in bfloat16 or float16 is moved through its master, in float32, and then is the master rounded to
+    nearest even. Its gradients are float32 and add up in float32 from one backward to the next. Masters begin at the
+    parameters' own values.
+
     Of torch's, ``foreach`` and ``fused`` are off: the plain loop has the smallest peak (one parameter's temporaries)
     and one order.
 
     Args:
         parameters: (name, parameter) pairs, such as ``model.named_parameters()``.
         settings: hyperparameters.
+
+    Attributes:
+        parameters: of the model, by name.
+        masters: what AdamW moves, by name: a wide parameter itself, else its master.
+        updates: done so far.
     """
 
     def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], settings: OptimiserSettings) -> None:
         self.settings = settings
         self.parameters = dict(parameters)
+        self.masters = {name: _master(parameter) for name, parameter in self.parameters.items()}
         self.updates = 0
-        decayed = [parameter for parameter in self.parameters.values() if parameter.dim() >= 2]
-        undecayed = [parameter for parameter in self.parameters.values() if parameter.dim() < 2]
+        decayed = [master for master in self.masters.values() if master.dim() >= 2]
+        undecayed = [master for master in self.masters.values() if master.dim() < 2]
         self._adamw = torch.optim.AdamW(
             [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": undecayed, "weight_decay": 0.0}],
             lr=settings.learning_rate,
@@ -157,7 +171,8 @@ class Optimiser:
 
     def clear_gradients(self) -> None:
         """Drop all gradients, giving their memory back."""
-        self._adamw.zero_grad(set_to_none=True)
+        for parameter in self.parameters.values():
+            parameter.grad = None
 
     def apply(self) -> UpdateStats:
         """Clip the gradients, move the weights, drop the gradients and count the update.
@@ -166,7 +181,7 @@ class Optimiser:
         counts for the schedule.
 
         Raises:
-            ZerogapError: a gradient is not finite; weights and moments are untouched.
+            ZerogapError: a gradient is not finite; weights, masters and moments are untouched.
         """
         rate = learning_rate(self.settings, self.updates)
         squares = {name: sum_of_squares(p.grad) for name, p in self.parameters.items() if p.grad is not None}
@@ -182,46 +197,50 @@ class Optimiser:
         scale = limit / norm if clipped else 1.0
         for group in self._adamw.param_groups:
             group["lr"] = rate
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                if backend.native_serves(parameter):
-                    self._native_step(parameter, rate, group["weight_decay"], scale)
-                    parameter.grad = None  # so that torch leaves it alone
-                elif clipped:
-                    parameter.grad.mul_(scale)
+        for name, master in self.masters.items():
+            parameter = self.parameters[name]
+            gradient, parameter.grad = parameter.grad, None
+            if gradient is None:
+                continue
+            if backend.native_serves(master):
+                self._native_step(master, gradient, rate, scale)
+            else:
+                master.grad = gradient.mul_(scale) if clipped else gradient
         self._adamw.step()
-        self.clear_gradients()
+        self._adamw.zero_grad(set_to_none=True)
+        for name in squares:
+            _round_into(self.parameters[name], self.masters[name])
         self.updates += 1
         return UpdateStats(norm, rate, clipped)
 
-    def _native_step(self, parameter: nn.Parameter, rate: float, weight_decay: float, scale: float) -> None:
-        state = self._adamw.state[parameter]
+    def _native_step(self, master: nn.Parameter, gradient: Tensor, rate: float, scale: float) -> None:
+        state = self._adamw.state[master]
         if not state:  # as torch begins
             state["step"] = torch.tensor(0.0)
-            state["exp_avg"] = torch.zeros_like(parameter, requires_grad=False)
-            state["exp_avg_sq"] = torch.zeros_like(parameter, requires_grad=False)
+            state["exp_avg"] = torch.zeros_like(master, requires_grad=False)
+            state["exp_avg_sq"] = torch.zeros_like(master, requires_grad=False)
         state["step"] += 1
         settings = self.settings
         _native().adamw_step(
-            parameter,
-            parameter.grad,
+            master,
+            gradient,
             (state["exp_avg"], state["exp_avg_sq"]),
             int(state["step"]),
             rate,
             (settings.beta1, settings.beta2),
             settings.epsilon,
-            weight_decay,
+            settings.weight_decay if master.dim() >= 2 else 0.0,
             scale,
         )
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Return the moments and counts under ``<what>.<parameter name>``; not copies."""
-        return {
-            f"{what}.{name}": tensor
-            for name, parameter in self.parameters.items()
-            for what, tensor in self._adamw.state.get(parameter, {}).items()
-        }
+        """Return masters, moments and counts under ``<what>.<parameter name>``; not copies."""
+        tensors: dict[str, Tensor] = {}
+        for name, master in self.masters.items():
+            if master is not self.parameters[name]:
+                tensors[f"{_MASTER}.{name}"] = master.detach()
+            tensors |= {f"{what}.{name}": tensor for what, tensor in self._adamw.state.get(master, {}).items()}
+        return tensors
 
     def restore(self, updates: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Take over the state of another optimiser of the same parameters, bit for bit.
@@ -231,30 +250,64 @@ class Optimiser:
             tensors: pairs as in `state_tensors`; the optimiser keeps the tensors it is given.
 
         Raises:
-            UsageError: a tensor that fits no parameter, or a parameter with half a state.
+            UsageError: a tensor that fits no parameter, a parameter with half a state, or a master that does not round
+                to its parameter.
         """
         state: dict[str, dict[str, Tensor]] = {}
         for full_name, tensor in tensors:
             what, _, name = full_name.partition(".")
             parameter = self.parameters.get(name)
             shape = None if parameter is None else {"step": torch.Size()}.get(what, parameter.shape)
-            if what not in _MOMENTS or shape != tensor.shape:
+            if what not in (_MASTER, *_MOMENTS) or shape != tensor.shape:
                 raise UsageError(
                     f"optimiser state {full_name} {list(tensor.shape)} fits no parameter of this model; "
                     "the checkpoint belongs to another one"
                 )
             state.setdefault(name, {})[what] = tensor
-        for name, parts in state.items():
-            if set(parts) != set(_MOMENTS):
-                raise UsageError(f"optimiser state of {name} lacks {', '.join(sorted(set(_MOMENTS) - set(parts)))}")
+        for name, parameter in self.parameters.items():
+            self._check_state(name, parameter, state.get(name, {}))
         self._adamw.state.clear()
         for name, parts in state.items():
-            self._adamw.state[self.parameters[name]] = parts
+            master = self.masters[name]
+            if _MASTER in parts:
+                master.data.copy_(parts.pop(_MASTER))
+            if parts:
+                self._adamw.state[master] = {
+                    what: tensor if what == "step" else tensor.to(master.device) for what, tensor in parts.items()
+                }
         self.updates = updates
+
+    def _check_state(self, name: str, parameter: nn.Parameter, parts: dict[str, Tensor]) -> None:
+        narrow = self.masters[name] is not parameter
+        needed = {*((_MASTER,) if narrow else ()), *(_MOMENTS if parts.keys() - {_MASTER} else ())}
+        if parts.keys() != needed:
+            lacks, extra = sorted(needed - parts.keys()), sorted(parts.keys() - needed)
+            said = f"lacks {', '.join(lacks)}" if lacks else f"has {', '.join(extra)}, which its format does not need"
+            raise UsageError(f"optimiser state of {name} {said}")
+        if narrow and not torch.equal(parts[_MASTER].to(parameter.dtype), parameter.detach().cpu()):
+            raise UsageError(
+                f"the master of {name} does not round to the weight; the checkpoint's weights and its optimiser state "
+                "belong to different updates"
+            )
+
+
+def _master(parameter: nn.Parameter) -> nn.Parameter:
+    if parameter.dtype.itemsize != 2:
+        return parameter
+    # Ops give gradients of weights in float32; this keeps autograd from rounding them to the parameter's format.
+    parameter.grad_dtype = torch.float32
+    return nn.Parameter(parameter.detach().float())
+
+
+def _round_into(parameter: nn.Parameter, master: nn.Parameter) -> None:
+    if master is not parameter:
+        with torch.no_grad():
+            parameter.copy_(master)  # to nearest, ties to even
 
 
 def _native() -> ModuleType:
     return importlib.import_module("zerogap.ops.native.adamw")
 
 
+_MASTER = "master"
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")

@@ -23,9 +23,7 @@ from zerogap.trainer.sample import Key, TrainSequence
 KeptRows = tuple[Tensor | None, ...]
 
 
-def pack(
-    sequences: Sequence[TrainSequence], members: Iterable[int], budget: int, share: bool = True
-) -> list[tuple[int, ...]]:
+def pack(sequences: Sequence[TrainSequence], members: Iterable[int], budget: int) -> list[tuple[int, ...]]:
     """Split sequences into micro-batches, keeping their order.
 
     Neighbours with the same prompt are a group, whose prompt counts once. A micro-batch takes the next group as long as
@@ -37,7 +35,6 @@ def pack(
         sequences: all sequences.
         members: indices of those to pack, ascending.
         budget: most rows of a micro-batch; at least 1.
-        share: prompts are shared (`shares_prompts`).
 
     Returns:
         Indices of the sequences of each micro-batch.
@@ -47,7 +44,7 @@ def pack(
     batches: list[list[int]] = []
     filled = 0
     present = [index for index in members if sequences[index].input_rows]
-    for _, indices in groupby(present, lambda index: sequences[index].prompt_tokens if share else index):
+    for _, indices in groupby(present, lambda index: sequences[index].prompt_tokens):
         group = list(indices)
         prompt = sequences[group[0]].prompt_tokens
         own = [sequences[index].input_rows - len(prompt) for index in group]
@@ -68,11 +65,6 @@ def pack(
             filled += prompt_rows + rows
             prompt_rows = 0
     return [tuple(batch) for batch in batches]
-
-
-def shares_prompts(device: torch.device) -> bool:
-    """Whether a device's attention can add up the gradients of keys that several sequences share: the CPU's can."""
-    return device.type == "cpu"
 
 
 def mini_batches(keys: Sequence[Key], updates: int, seed: int, step: int) -> list[list[int]]:
@@ -139,7 +131,6 @@ def micro_batch(
     sequences: Sequence[TrainSequence],
     members: tuple[int, ...],
     kept: Sequence[KeptRows] | None = None,
-    share: bool = True,
 ) -> MicroBatch:
     """Lay the member sequences end to end, each prompt once.
 
@@ -147,11 +138,10 @@ def micro_batch(
         sequences: all sequences.
         members: those of this micro-batch, each with at least one trained token.
         kept: kept sets to replay, per sequence and trained token; None lets the sampler settings make them.
-        share: prompts are shared (`shares_prompts`).
     """
     chosen = [sequences[member] for member in members]
     counts = tuple(sequence.trained_count for sequence in chosen)
-    chunks, places = lay_out(chosen, share)
+    chunks, places = lay_out(chosen)
     scored, targets = [], []
     for sequence, places_P in zip(chosen, places, strict=True):
         positions = sequence.trained_places + sequence.prompt_length
@@ -168,7 +158,7 @@ def micro_batch(
     )
 
 
-def lay_out(sequences: Sequence[TrainSequence], share: bool = True) -> tuple[list[SequenceRows], list[Tensor]]:
+def lay_out(sequences: Sequence[TrainSequence]) -> tuple[list[SequenceRows], list[Tensor]]:
     """Return the chunks of rows of a micro-batch, and per sequence the row of each of its positions.
 
     A sequence whose prompt no other has is one chunk.
@@ -190,7 +180,7 @@ def lay_out(sequences: Sequence[TrainSequence], share: bool = True) -> tuple[lis
 
     for sequence in sequences:
         prompt, tokens = sequence.prompt_tokens, sequence.tokens[: sequence.input_rows]
-        if not share or sharing[prompt] == 1:
+        if sharing[prompt] == 1:
             before, own = range(0), add(tokens, range(0))
         else:
             if prompt not in prompt_rows:

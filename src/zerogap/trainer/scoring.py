@@ -12,7 +12,7 @@ from zerogap import ops
 from zerogap.errors import UsageError
 from zerogap.models.decoder import Decoder
 from zerogap.models.rows import PackedCache
-from zerogap.trainer.packing import KeptRows, MicroBatch, micro_batch, pack, shares_prompts
+from zerogap.trainer.packing import KeptRows, MicroBatch, micro_batch, pack
 from zerogap.trainer.sample import TrainSequence
 
 
@@ -107,9 +107,8 @@ def score(
     check_sequences(decoder, sequences)
     empty = torch.empty(0)
     scores = [Scored(empty, empty, () if want_kept else None, empty)] * len(sequences)
-    share = shares_prompts(decoder.device)
-    for members in pack(sequences, range(len(sequences)), micro_batch_rows, share):
-        batch = micro_batch(sequences, members, share=share)
+    for members in pack(sequences, range(len(sequences)), micro_batch_rows):
+        batch = micro_batch(sequences, members)
         for member, scored in zip(members, split_scores(batch, forward(decoder, batch, want_kept)), strict=True):
             scores[member] = scored
     return scores

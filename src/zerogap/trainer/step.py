@@ -33,7 +33,7 @@ from torch import Tensor
 from zerogap.models.decoder import Decoder
 from zerogap.trainer.losses import LossSettings, policy_metrics, sequence_weights, token_losses
 from zerogap.trainer.optimiser import Optimiser
-from zerogap.trainer.packing import MicroBatch, micro_batch, pack, shares_prompts
+from zerogap.trainer.packing import MicroBatch, micro_batch, pack
 from zerogap.trainer.sample import TrainSequence, one_version
 from zerogap.trainer.scoring import Scored, check_sequences, forward, score, split_scores
 
@@ -124,9 +124,8 @@ def accumulate(
     tokens: list[_Tokens] = []
     losses: list[float] = []
     rows: list[int] = []
-    share = shares_prompts(decoder.device)
-    for members in pack(sequences, trained, settings.micro_batch_rows, share):
-        batch = micro_batch(sequences, members, kept, share)
+    for members in pack(sequences, trained, settings.micro_batch_rows):
+        batch = micro_batch(sequences, members, kept)
         rows.append(batch.row_count)
         result = forward(decoder, batch)
         old_S = torch.cat(

@@ -1,7 +1,8 @@
 """The portable backend: plain torch on fixed tiles, float32 or float64.
 
-The same functions run in float64 as the oracle. Each forward keeps the row law; each backward is an ordinary,
-repeatable one.
+Rows and weights in bfloat16 or float16 are widened, computed in float32 and rounded to nearest even at named points
+(``docs/numerics.md``); gradients of weights stay float32. The same functions run in float64 as the oracle. Each forward
+keeps the row law; each backward is an ordinary, repeatable one.
 """
 
 from zerogap.ops.plan import AttentionPlan, Chunk

@@ -22,7 +22,7 @@ from torch.nn.functional import pad
 
 from zerogap.ops import plan as shared
 from zerogap.ops.plan import AttentionPlan, Chunk
-from zerogap.ops.portable.elementwise import exp, tree_sum
+from zerogap.ops.portable.elementwise import exp, tree_sum, wide, wide_dtype
 
 KEY_BLOCK = 32
 QUERY_TILE = 8
@@ -124,13 +124,13 @@ def _tiles_of(plan: AttentionPlan) -> Tiles:
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q_RHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, plan: Tiles, scale: float) -> Tensor:
-        q_GTMD = _tiles(q_RHD * scale, plan, k_SGD.shape[1])
+        q_GTMD = _tiles(wide(q_RHD) * scale, plan, k_SGD.shape[1])
         out_GTMD = torch.empty_like(q_GTMD)
         peak_GTM1, total_GTM1 = (q_GTMD.new_empty(*q_GTMD.shape[:3], 1) for _ in range(2))
         for group in _groups(plan, q_GTMD):
             out, peak, total = _forward_group(q_GTMD[:, group], k_SGD, v_SGD, plan, group)
             out_GTMD[:, group], peak_GTM1[:, group], total_GTM1[:, group] = out, peak, total
-        out_RHD = _rows(out_GTMD, plan)
+        out_RHD = _rows(out_GTMD, plan).to(q_RHD.dtype)
         ctx.save_for_backward(q_RHD, k_SGD, v_SGD, out_RHD, peak_GTM1, total_GTM1)
         ctx.plan, ctx.scale = plan, scale
         return out_RHD
@@ -139,16 +139,18 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, grad_RHD: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         q_RHD, k_SGD, v_SGD, out_RHD, peak_GTM1, total_GTM1 = ctx.saved_tensors
         plan, scale, heads = ctx.plan, ctx.scale, k_SGD.shape[1]
-        q_GTMD = _tiles(q_RHD * scale, plan, heads)
+        q_GTMD = _tiles(wide(q_RHD) * scale, plan, heads)
         # Padding repeats a real row, so its gradient is cut: it must not count twice.
         real_TM = torch.zeros(plan.rows_TQ.numel(), dtype=torch.bool).index_fill_(0, plan.place_R, True)
         real_1TM1 = real_TM.view(1, len(plan.blocks), QUERY_TILE, 1).repeat_interleave(
             q_GTMD.shape[2] // QUERY_TILE, dim=2
         )
-        grad_GTMD = _tiles(grad_RHD, plan, heads) * real_1TM1
-        delta_GTM1 = (grad_GTMD * _tiles(out_RHD, plan, heads)).sum(-1, keepdim=True)
+        grad_GTMD = _tiles(wide(grad_RHD), plan, heads) * real_1TM1
+        delta_GTM1 = (grad_GTMD * _tiles(wide(out_RHD), plan, heads)).sum(-1, keepdim=True)
         grad_q_GTMD = torch.zeros_like(q_GTMD)
-        grad_k, grad_v = (torch.zeros(heads, k_SGD.shape[0], k_SGD.shape[2], dtype=q_RHD.dtype) for _ in range(2))
+        grad_k, grad_v = (
+            torch.zeros(heads, k_SGD.shape[0], k_SGD.shape[2], dtype=wide_dtype(q_RHD.dtype)) for _ in range(2)
+        )
         for group in _groups(plan, q_GTMD):
             for block, tiles in _blocks(plan, group):
                 q, grad = q_GTMD[:, tiles], grad_GTMD[:, tiles]
@@ -245,5 +247,5 @@ def _block_slots(plan: Tiles, tiles: slice, block: int) -> Tensor:
 
 
 def _gather(x_SGD: Tensor, slots_TB: Tensor) -> Tensor:
-    """Fetch keys or values as [G, T, B, D]."""
-    return x_SGD.transpose(0, 1).index_select(1, slots_TB.flatten()).unflatten(1, tuple(slots_TB.shape))
+    """Fetch keys or values as [G, T, B, D], widened."""
+    return wide(x_SGD.transpose(0, 1).index_select(1, slots_TB.flatten())).unflatten(1, tuple(slots_TB.shape))

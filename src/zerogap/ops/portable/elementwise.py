@@ -39,6 +39,16 @@ _LOG2E = 1.4426950408889634
 _CACHED = 1 << 17  # elements that are worked on at a time, so that the temporaries stay in cache
 
 
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return what is computed in for rows of ``dtype``: float32 for bfloat16 and float16, else the dtype itself."""
+    return torch.float32 if dtype.itemsize == 2 else dtype
+
+
+def wide(x: Tensor) -> Tensor:
+    """Return ``x`` in its `wide_dtype`, which is exact; ``x`` itself if it is so wide already."""
+    return x.to(wide_dtype(x.dtype))
+
+
 def exp(x: Tensor) -> Tensor:
     """Return e^x, element by element; shape and dtype (float32 or float64) of ``x``.
 

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from zerogap.ops.portable.elementwise import wide
+
 TILE = 16
 OUTPUT_MULTIPLE = 64
 
@@ -30,7 +32,7 @@ def linear(x_RK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None, segmen
             tree, so that tensor-parallel ranks which hold whole segments can give the same bits.
 
     Returns:
-        Rows [R, N] in the dtype of ``x_RK``.
+        Rows [R, N] in the dtype of ``x_RK``; from 16 bits wide, all is float32 in between and rounded once.
     """
     return _Linear.apply(x_RK, weight_NK, bias_N, segments)
 
@@ -54,12 +56,13 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x_RK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, segments: int) -> Tensor:
         ctx.save_for_backward(x_RK, weight_NK)
         ctx.has_bias = bias_N is not None
-        y_RN = tiled_product(x_RK, pad_outputs(weight_NK), segments)[:, : len(weight_NK)]
-        return y_RN if bias_N is None else y_RN.add_(bias_N)
+        y_RN = tiled_product(wide(x_RK), pad_outputs(wide(weight_NK)), segments)[:, : len(weight_NK)]
+        return (y_RN if bias_N is None else y_RN.add_(bias_N)).to(x_RK.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad_RN: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        x_RK, weight_NK = ctx.saved_tensors
+        x_RK, weight_NK = (wide(saved) for saved in ctx.saved_tensors)
+        grad_RN = wide(grad_RN)
         grad_x = grad_RN @ weight_NK if ctx.needs_input_grad[0] else None
         grad_weight = grad_RN.T @ x_RK if ctx.needs_input_grad[1] else None
         grad_bias = grad_RN.sum(0) if ctx.has_bias and ctx.needs_input_grad[2] else None

@@ -1,4 +1,8 @@
-"""RMSNorm, rotary position embedding, gated SiLU and token embedding: row by row, from exactly rounded operations."""
+"""RMSNorm, rotary position embedding, gated SiLU and token embedding: row by row, from exactly rounded operations.
+
+Rows 16 bits wide are widened to float32 and rounded where the Triton kernels round them: the normalised value before
+the weight multiplies it, silu before ``up`` does, each product of a rotation, and every result.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zerogap.ops.portable.elementwise import sigmoid, tree_sum
+from zerogap.ops.portable.elementwise import sigmoid, tree_sum, wide
 
 
 def rms_norm(x: Tensor, weight_K: Tensor, eps: float) -> Tensor:
@@ -21,13 +25,15 @@ def rms_norm(x: Tensor, weight_K: Tensor, eps: float) -> Tensor:
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_K: Tensor, eps: float) -> Tensor:
-        scale = tree_sum(x * x).div_(x.shape[-1]).add_(eps).sqrt_().reciprocal_().unsqueeze(-1)
+        wide_x = wide(x)
+        scale = tree_sum(wide_x * wide_x).div_(x.shape[-1]).add_(eps).sqrt_().reciprocal_().unsqueeze(-1)
         ctx.save_for_backward(x, weight_K, scale)
-        return (x * scale).mul_(weight_K)
+        return (wide_x * scale).to(x.dtype).mul_(weight_K)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        x, weight_K, scale = ctx.saved_tensors
+        x, weight_K, scale = (wide(saved) for saved in ctx.saved_tensors)
+        grad = wide(grad)
         normal = x * scale
         grad_normal = grad * weight_K
         grad_x = (grad_normal - normal * (grad_normal * normal).mean(-1, keepdim=True)) * scale
@@ -73,11 +79,13 @@ class _SiluMul(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate_RI: Tensor, up_RI: Tensor) -> Tensor:
         ctx.save_for_backward(gate_RI, up_RI)
-        return sigmoid(gate_RI).mul_(gate_RI).mul_(up_RI)
+        wide_gate = wide(gate_RI)
+        return sigmoid(wide_gate).mul_(wide_gate).to(gate_RI.dtype).mul_(up_RI)
 
     @staticmethod
     def backward(ctx: Any, grad_RI: Tensor) -> tuple[Tensor, Tensor]:
-        gate_RI, up_RI = ctx.saved_tensors
+        gate_RI, up_RI = (wide(saved) for saved in ctx.saved_tensors)
+        grad_RI = wide(grad_RI)
         slope = torch.sigmoid(gate_RI)
         silu = gate_RI * slope
         return grad_RI * up_RI * (slope + silu * (1.0 - slope)), grad_RI * silu
@@ -98,4 +106,5 @@ class _Embedding(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_RK: Tensor) -> tuple[None, Tensor]:
         (ids_R,) = ctx.saved_tensors
+        grad_RK = wide(grad_RK)
         return None, grad_RK.new_zeros(ctx.shape).index_add_(0, ids_R, grad_RK)

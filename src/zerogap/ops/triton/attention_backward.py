@@ -1,7 +1,8 @@
 """Gradients of attention, repeatable: every element has one owner that adds its terms up in a fixed order.
 
-The gradient of queries walks the keys of a tile in ascending order; that of keys and values walks the rows of the
-sequence that see a key block. Weights are computed again from the stored log-sum. No atomics.
+The gradient of queries walks the keys of a tile in ascending order; that of keys and values walks the rows that see a
+tile of keys, sequence by sequence where several have its pages. Weights are computed again from the stored log-sum. No
+atomics.
 """
 
 from __future__ import annotations
@@ -46,10 +47,8 @@ def backward(
         scale: factor on the scores.
 
     Raises:
-        ValueError: sequences of the plan share pages, so that keys have no single owner.
+        ValueError: a page of the plan stands at two positions.
     """
-    if plan.shared:
-        raise ValueError("attention: no gradients where sequences share pages; pack training sequences apart")
     (rows, heads, width), groups = q_RHD.shape, k_SGD.shape[1]
     share = heads // groups
     target, dtype = detect(q_RHD.device), str(q_RHD.dtype).removeprefix("torch.")
@@ -60,7 +59,7 @@ def backward(
     grad_q, grad_k, grad_v = torch.empty_like(q_RHD), torch.zeros_like(k_SGD), torch.zeros_like(v_SGD)
     if not rows:
         return grad_q, grad_k, grad_v
-    tiles_T4, keys_U5 = plan.tiles(tile.query_rows(share)), plan.key_tiles(tile.key_block)
+    tiles_T4, (keys_U6, members_M3) = plan.tiles(tile.query_rows(share)), plan.key_tiles(tile.key_block)
     common = (log_sum_RH, delta_RH, plan.table_SP, scale, scale * math.log2(math.e), plan.table_SP.shape[1])
     constexprs = _constexprs(tile, groups, share, width, plan.page_size)
     launch(
@@ -68,7 +67,8 @@ def backward(
         target, tile.warps, tile.stages,
     )  # fmt: skip
     launch(
-        key_kernel, (len(keys_U5), groups), (q_RHD, k_SGD, v_SGD, grad_RHD, grad_k, grad_v, keys_U5, *common),
+        key_kernel, (len(keys_U6), groups),
+        (q_RHD, k_SGD, v_SGD, grad_RHD, grad_k, grad_v, keys_U6, members_M3, *common),
         {**constexprs, "QUERY_ROWS": tile.query_rows(share)}, target, tile.warps, tile.stages,
     )  # fmt: skip
     return grad_q, grad_k, grad_v
@@ -79,6 +79,12 @@ def _constexprs(tile: AttentionTile, groups: int, share: int, width: int, page_s
         "GROUPS": groups, "SHARE": share, "HEAD_DIM": width, "PAGE_SIZE": page_size, "BLOCK_M": tile.block_m,
         "BLOCK_D": 1 << (width - 1).bit_length(), "KEY_BLOCK": tile.key_block,
     }  # fmt: skip
+
+
+@triton.jit
+def _pair(one, other, at, inside):
+    """Load the same elements of two tensors, 0 where there are none."""
+    return tl.load(one + at, mask=inside, other=0.0), tl.load(other + at, mask=inside, other=0.0)
 
 
 @triton.jit(do_not_specialize=["scale", "scale2", "table_width"])
@@ -111,10 +117,8 @@ def query_kernel(
     place_M = row_M * (GROUPS * SHARE) + head_M
     inside_MD = real_M[:, None] & (d_D < HEAD_DIM)[None, :]
     at_MD = place_M[:, None] * HEAD_DIM + d_D[None, :]
-    q_MD = tl.load(q_RHD + at_MD, mask=inside_MD, other=0.0)
-    grad_MD = tl.load(grad_RHD + at_MD, mask=inside_MD, other=0.0)
-    log_sum_M = tl.load(log_sum_RH + place_M, mask=real_M, other=0.0)
-    delta_M = tl.load(delta_RH + place_M, mask=real_M, other=0.0)
+    q_MD, grad_MD = _pair(q_RHD, grad_RHD, at_MD, inside_MD)
+    log_sum_M, delta_M = _pair(log_sum_RH, delta_RH, place_M, real_M)
     table_P = table_SP + sequence.to(tl.int64) * table_width
     acc_MD = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     for block in range(0, position0 // KEY_BLOCK + 1):
@@ -122,8 +126,7 @@ def query_kernel(
         exists_N = key_N <= last_position
         slot_N = slots(table_P, key_N, exists_N, PAGE_SIZE) * (GROUPS * HEAD_DIM) + group * HEAD_DIM
         inside_ND = exists_N[:, None] & (d_D < HEAD_DIM)[None, :]
-        k_ND = tl.load(k_SGD + slot_N[:, None] + d_D[None, :], mask=inside_ND, other=0.0)
-        v_ND = tl.load(v_SGD + slot_N[:, None] + d_D[None, :], mask=inside_ND, other=0.0)
+        k_ND, v_ND = _pair(k_SGD, v_SGD, slot_N[:, None] + d_D[None, :], inside_ND)
         score_MN = tl.dot(q_MD, k_ND.T, input_precision="ieee") * scale2
         seen_MN = key_N[None, :] <= position_M[:, None]
         weight_MN = tl.exp2(tl.where(seen_MN, score_MN - log_sum_M[:, None], float("-inf")))
@@ -141,7 +144,8 @@ def key_kernel(
     grad_RHD,
     grad_k_SGD,
     grad_v_SGD,
-    keys_U5,
+    keys_U6,
+    members_M3,
     log_sum_RH,
     delta_RH,
     table_SP,
@@ -157,44 +161,46 @@ def key_kernel(
     KEY_BLOCK: tl.constexpr,
     QUERY_ROWS: tl.constexpr,
 ) -> None:
-    """Gradients of the keys and values of one key block of one group, over all rows and heads that see it."""
+    """Gradients of the keys and values of one tile of one group, over all rows and heads that see it."""
     group = tl.program_id(1)
-    entry = keys_U5 + tl.program_id(0) * 5
+    entry = keys_U6 + tl.program_id(0) * 6
     sequence = tl.load(entry)
     key0 = tl.load(entry + 1)
-    row0 = tl.load(entry + 2)
-    start = tl.load(entry + 3)
-    stop = tl.load(entry + 4)
+    low = tl.load(entry + 2)
+    high = tl.load(entry + 3)
+    first_member = tl.load(entry + 4)
+    members = tl.load(entry + 5)
     d_D = tl.arange(0, BLOCK_D)
     key_N = key0 + tl.arange(0, KEY_BLOCK)
-    exists_N = key_N < stop
+    exists_N = (key_N >= low) & (key_N < high)
     table_P = table_SP + sequence.to(tl.int64) * table_width
     slot_N = slots(table_P, key_N, exists_N, PAGE_SIZE) * (GROUPS * HEAD_DIM) + group * HEAD_DIM
     inside_ND = exists_N[:, None] & (d_D < HEAD_DIM)[None, :]
     at_ND = slot_N[:, None] + d_D[None, :]
-    k_ND = tl.load(k_SGD + at_ND, mask=inside_ND, other=0.0)
-    v_ND = tl.load(v_SGD + at_ND, mask=inside_ND, other=0.0)
+    k_ND, v_ND = _pair(k_SGD, v_SGD, at_ND, inside_ND)
     acc_k_ND = tl.zeros((KEY_BLOCK, BLOCK_D), tl.float32)
     acc_v_ND = tl.zeros((KEY_BLOCK, BLOCK_D), tl.float32)
     query_M = tl.arange(0, BLOCK_M) // SHARE
     head_M = group * SHARE + tl.arange(0, BLOCK_M) % SHARE
-    first = tl.maximum(start, key0)
-    for step in range(0, tl.cdiv(stop - first, QUERY_ROWS)):
-        position_M = first + step * QUERY_ROWS + query_M
-        real_M = (query_M < QUERY_ROWS) & (position_M < stop)
-        place_M = (row0 + position_M - start).to(tl.int64) * (GROUPS * SHARE) + head_M
-        at_MD = place_M[:, None] * HEAD_DIM + d_D[None, :]
-        inside_MD = real_M[:, None] & (d_D < HEAD_DIM)[None, :]
-        q_MD = tl.load(q_RHD + at_MD, mask=inside_MD, other=0.0)
-        grad_MD = tl.load(grad_RHD + at_MD, mask=inside_MD, other=0.0)
-        log_sum_M = tl.load(log_sum_RH + place_M, mask=real_M, other=0.0)
-        delta_M = tl.load(delta_RH + place_M, mask=real_M, other=0.0)
-        score_NM = tl.dot(k_ND, q_MD.T, input_precision="ieee") * scale2
-        seen_NM = (key_N[:, None] <= position_M[None, :]) & real_M[None, :]
-        weight_NM = tl.exp2(tl.where(seen_NM, score_NM - log_sum_M[None, :], float("-inf")))
-        acc_v_ND = tl.dot(weight_NM.to(grad_MD.dtype), grad_MD, acc_v_ND, input_precision="ieee")
-        slope_NM = tl.dot(v_ND, grad_MD.T, input_precision="ieee") - delta_M[None, :]
-        acc_k_ND = tl.dot((weight_NM * slope_NM).to(q_MD.dtype), q_MD, acc_k_ND, input_precision="ieee")
+    for member in range(first_member, first_member + members):
+        row0 = tl.load(members_M3 + member * 3)
+        start = tl.load(members_M3 + member * 3 + 1)
+        stop = tl.load(members_M3 + member * 3 + 2)
+        first = tl.maximum(start, key0)
+        for step in range(0, tl.cdiv(stop - first, QUERY_ROWS)):
+            position_M = first + step * QUERY_ROWS + query_M
+            real_M = (query_M < QUERY_ROWS) & (position_M < stop)
+            place_M = (row0 + position_M - start).to(tl.int64) * (GROUPS * SHARE) + head_M
+            at_MD = place_M[:, None] * HEAD_DIM + d_D[None, :]
+            inside_MD = real_M[:, None] & (d_D < HEAD_DIM)[None, :]
+            q_MD, grad_MD = _pair(q_RHD, grad_RHD, at_MD, inside_MD)
+            log_sum_M, delta_M = _pair(log_sum_RH, delta_RH, place_M, real_M)
+            score_NM = tl.dot(k_ND, q_MD.T, input_precision="ieee") * scale2
+            seen_NM = exists_N[:, None] & (key_N[:, None] <= position_M[None, :]) & real_M[None, :]
+            weight_NM = tl.exp2(tl.where(seen_NM, score_NM - log_sum_M[None, :], float("-inf")))
+            acc_v_ND = tl.dot(weight_NM.to(grad_MD.dtype), grad_MD, acc_v_ND, input_precision="ieee")
+            slope_NM = tl.dot(v_ND, grad_MD.T, input_precision="ieee") - delta_M[None, :]
+            acc_k_ND = tl.dot((weight_NM * slope_NM).to(q_MD.dtype), q_MD, acc_k_ND, input_precision="ieee")
     tl.store(grad_k_SGD + at_ND, (acc_k_ND * scale).to(grad_k_SGD.dtype.element_ty), mask=inside_ND)
     tl.store(grad_v_SGD + at_ND, acc_v_ND.to(grad_v_SGD.dtype.element_ty), mask=inside_ND)
 
@@ -219,7 +225,7 @@ def configs(target: Target) -> Iterator[KernelConfig]:
                 (query_kernel, {"grad_q_RHD": row, "tiles_T4": "*i32"}, {}),
                 (
                     key_kernel,
-                    {"grad_k_SGD": row, "grad_v_SGD": row, "keys_U5": "*i32"},
+                    {"grad_k_SGD": row, "grad_v_SGD": row, "keys_U6": "*i32", "members_M3": "*i32"},
                     {"QUERY_ROWS": tile.query_rows(share)},
                 ),
             ):

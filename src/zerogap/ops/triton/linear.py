@@ -22,7 +22,7 @@ from zerogap.ops.triton.launch import aligned, launch
 from zerogap.ops.triton.table import LinearTile, linear_tiles, note
 from zerogap.ops.triton.targets import Target, detect
 
-__all__ = ["linear", "product", "segment_count"]
+__all__ = ["linear", "product", "segment_count", "wide_product"]
 
 _GROUP_M = 8  # tiles of rows that share a panel of the weight in the cache
 _UNIT = 16  # widths in this unit let the compiler load 16 bytes at a time
@@ -56,11 +56,18 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, grad_RN: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         x_RK, weight_NK = ctx.saved_tensors
         grad_x = grad_RN @ weight_NK if ctx.needs_input_grad[0] else None
-        grad_weight = grad_RN.T @ x_RK if ctx.needs_input_grad[1] else None
+        grad_weight = wide_product(grad_RN.T, x_RK) if ctx.needs_input_grad[1] else None
         grad_bias = None
         if ctx.has_bias and ctx.needs_input_grad[2]:
-            grad_bias = grad_RN.sum(0, dtype=torch.float32).to(grad_RN.dtype)
+            grad_bias = grad_RN.sum(0, dtype=torch.float32)
         return grad_x, grad_weight, grad_bias, None
+
+
+def wide_product(a_MK: Tensor, b_KN: Tensor) -> Tensor:
+    """Return ``a @ b`` in float32, the library's accumulators unrounded: gradients of weights, which add up."""
+    if a_MK.is_cuda and a_MK.dtype != torch.float32:
+        return torch.mm(a_MK, b_KN, out_dtype=torch.float32)
+    return a_MK.float() @ b_KN.float()
 
 
 def product(

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zerogap.ops.portable.logprob import TokenLogprobs
-from zerogap.ops.portable.sampling import Sampled, most_probable
+from zerogap.ops.portable.logprob import TokenLogprobs, chunks, sample_by_chunk
+from zerogap.ops.portable.sampling import Sampled
 from zerogap.ops.triton import distribution as d
-from zerogap.ops.triton.linear import product
+from zerogap.ops.triton.linear import product, wide_product
 from zerogap.ops.triton.run import run
 from zerogap.ops.triton.sampling import (
+    LogDistribution,
     SamplerRows,
     draw,
     filtered,
@@ -70,17 +71,11 @@ def sample(
         uniform_R: float64 numbers in [0, 1), one per row.
         top: how many of the most probable tokens each row wants; None for none.
     """
-    tokens, logprobs = [], []
-    tops: list[tuple[tuple[int, float], ...] | None] = []
-    for part in _chunks(len(hidden_RK), len(lm_head_VK)):
-        distribution = log_distribution(linear_rows(hidden_RK[part], lm_head_VK), settings[part])
-        token_R = draw(distribution, uniform_R[part])
-        tokens.append(token_R)
-        logprobs.append(distribution.logprobs_of(token_R))
-        if top is not None:
-            logprob_RV = distribution.logprob_RV
-            tops += [most_probable(logprob_RV[row], n) if n else None for row, n in enumerate(top[part])]
-    return Sampled(torch.cat(tokens), torch.cat(logprobs), None if top is None else tops)
+
+    def distribution_of(part: slice) -> LogDistribution:
+        return log_distribution(linear_rows(hidden_RK[part], lm_head_VK), settings[part])
+
+    return sample_by_chunk(_chunks(len(hidden_RK), len(lm_head_VK)), distribution_of, draw, uniform_R, top)
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -135,7 +130,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 grad_hidden[part] = grad_RV @ lm_head_VK
             if grad_head is not None:
                 _add_product(grad_head, grad_RV.T, hidden_RK[part])
-        return grad_hidden, None if grad_head is None else grad_head.to(lm_head_VK.dtype), None, None, None
+        return grad_hidden, grad_head, None, None, None
 
 
 def _chunk(
@@ -172,12 +167,9 @@ def _add_product(total_NK: Tensor, a_NR: Tensor, b_RK: Tensor) -> None:
     """Add a product to float32 ``total_NK`` without rounding it before."""
     if a_NR.dtype == torch.float32:
         total_NK.addmm_(a_NR, b_RK)
-    elif total_NK.is_cuda:
-        total_NK.add_(torch.mm(a_NR, b_RK, out_dtype=torch.float32))
     else:
-        total_NK.addmm_(a_NR.float(), b_RK.float())
+        total_NK.add_(wide_product(a_NR, b_RK))
 
 
 def _chunks(rows: int, vocabulary: int) -> list[slice]:
-    size = max(1, _LOGITS_AT_ONCE // vocabulary)
-    return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
+    return chunks(rows, max(1, _LOGITS_AT_ONCE // vocabulary))

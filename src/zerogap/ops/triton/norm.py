@@ -79,7 +79,7 @@ def norm_forward(x: Tensor, residual: Tensor | None, weight_K: Tensor, eps: floa
 def norm_backward(
     grad: Tensor, grad_sum: Tensor | None, x: Tensor, weight_K: Tensor, scale_R: Tensor, want_weight: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the gradients of a norm's input (``grad_sum``, if any, added) and weight (None unless wanted)."""
+    """Return the gradients of a norm's input (``grad_sum``, if any, added) and, in float32, weight (if wanted)."""
     width = x.shape[-1]
     grad, x = grad.contiguous(), x.contiguous()
     grad_x = torch.empty_like(x)
@@ -91,7 +91,7 @@ def norm_backward(
         return grad_x, None
     partial_PK = torch.empty(triton.cdiv(rows, ROWS_PER_CHUNK), width, dtype=torch.float32, device=x.device)
     run(norm_weight_grad_config(width, x.dtype), _chunk_grid(rows, width), grad, x, scale_R, partial_PK, rows)
-    return grad_x, column_sums(partial_PK).to(weight_K.dtype)
+    return grad_x, column_sums(partial_PK)
 
 
 def column_sums(x_PK: Tensor) -> Tensor:
@@ -131,8 +131,7 @@ def rms_norm_kernel(
     """Normalise ROWS rows of [rows, WIDTH]; with RESIDUAL the residual is added first and the sum stored."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
-    inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
-    place = row[:, None] * WIDTH + column[None, :]
+    inside, place = lines(row, column, rows, WIDTH)
     dtype = x_ptr.dtype.element_ty
     x = tl.load(x_ptr + place, inside, 0.0).to(tl.float32)
     if RESIDUAL:
@@ -142,6 +141,13 @@ def rms_norm_kernel(
     weight = tl.load(weight_ptr + column, column < WIDTH, 0.0).to(tl.float32)
     tl.store(out_ptr + place, rounded(x * scale[:, None], dtype) * weight[None, :], inside)
     tl.store(scale_ptr + row, scale, row < rows)
+
+
+@triton.jit
+def lines(row, column, rows, WIDTH: tl.constexpr):
+    """Return which elements of some rows and columns of [rows, WIDTH] exist, and where they lie."""
+    inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
+    return inside, row[:, None] * WIDTH + column[None, :]
 
 
 @triton.jit
@@ -171,8 +177,7 @@ def rms_norm_grad_kernel(
     """Write the gradient of ROWS rows of a norm's input; with RESIDUAL the residual stream's gradient is added."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
-    inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
-    place = row[:, None] * WIDTH + column[None, :]
+    inside, place = lines(row, column, rows, WIDTH)
     scale = tl.load(scale_ptr + row, row < rows, 0.0)[:, None]
     weight = tl.load(weight_ptr + column, column < WIDTH, 0.0).to(tl.float32)
     grad_normal = tl.load(grad_ptr + place, inside, 0.0).to(tl.float32) * weight[None, :]
@@ -202,8 +207,7 @@ def rms_norm_weight_grad_kernel(
     total = tl.zeros([ROWS, BLOCK], tl.float32)
     for step in range(CHUNK // ROWS):
         row = tl.program_id(0).to(tl.int64) * CHUNK + step * ROWS + tl.arange(0, ROWS)
-        inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
-        place = row[:, None] * WIDTH + column[None, :]
+        inside, place = lines(row, column, rows, WIDTH)
         scale = tl.load(scale_ptr + row, row < rows, 0.0)[:, None]
         normal = rounded(tl.load(x_ptr + place, inside, 0.0).to(tl.float32) * scale, x_ptr.dtype.element_ty)
         total += tl.load(grad_ptr + place, inside, 0.0).to(tl.float32) * normal
@@ -225,8 +229,8 @@ def column_sum_kernel(
     total = tl.zeros([ROWS, BLOCK], tl.float32)
     for step in range(CHUNK // ROWS):
         row = tl.program_id(0).to(tl.int64) * CHUNK + step * ROWS + tl.arange(0, ROWS)
-        inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
-        total += tl.load(x_ptr + row[:, None] * WIDTH + column[None, :], inside, 0.0)
+        inside, place = lines(row, column, rows, WIDTH)
+        total += tl.load(x_ptr + place, inside, 0.0)
     _store_column_sums(total, out_ptr, column, WIDTH, ROWS)
 
 

@@ -24,7 +24,7 @@ class AttentionPlan:
         positions_R: absolute position of each row.
         page_size: positions of a page.
         longest: most keys of a sequence.
-        shared: some page belongs to several sequences (a cached prefix), so gradients of keys have no single owner.
+        pages_SP: ``table_SP`` for reading on the CPU.
     """
 
     start_S: np.ndarray
@@ -34,9 +34,9 @@ class AttentionPlan:
     positions_R: Tensor
     page_size: int
     longest: int
-    shared: bool
+    pages_SP: np.ndarray
     _tiles: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)
-    _key_tiles: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)
+    _key_tiles: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
     _moved: dict[torch.device, AttentionPlan] = field(default_factory=dict, repr=False, compare=False)
 
     @staticmethod
@@ -49,7 +49,6 @@ class AttentionPlan:
         table = np.zeros((len(chunks), int(pages.max())), dtype=np.int32)
         for row, chunk, used in zip(table, chunks, pages, strict=True):
             row[:used] = chunk.block_table[:used]
-        used_pages = table[np.arange(table.shape[1]) < pages[:, None]]
         first_row = np.cumsum(count) - count
         positions = np.arange(int(count.sum())) - np.repeat(first_row - start, count)
         return AttentionPlan(
@@ -60,7 +59,7 @@ class AttentionPlan:
             torch.from_numpy(positions.astype(np.int32)),
             page_size,
             int(length.max()),
-            len(np.unique(used_pages)) < len(used_pages),
+            table,
         )
 
     def on(self, device: torch.device) -> AttentionPlan:
@@ -76,7 +75,7 @@ class AttentionPlan:
                 self.positions_R.to(device, non_blocking=True),
                 self.page_size,
                 self.longest,
-                self.shared,
+                self.pages_SP,
             )
         return self._moved[device]
 
@@ -103,19 +102,65 @@ class AttentionPlan:
             self._tiles[query_rows] = torch.from_numpy(table).to(self.table_SP.device, non_blocking=True)
         return self._tiles[query_rows]
 
-    def key_tiles(self, key_block: int) -> Tensor:
-        """List the key blocks that some row sees.
+    def key_tiles(self, key_block: int) -> tuple[Tensor, Tensor]:
+        """Cut the keys that some row sees into tiles, each with the sequences whose rows see it.
+
+        A page that several sequences have (a shared prompt) is one tile's, which walks them in their order, so that
+        its gradient has one owner. Tiles lie within key blocks; those of most sequences come first.
 
         Returns:
-            int32 [U, 5]: sequence, first key, and of the sequence: first row of the batch, its position, end.
+            int32 [U, 6]: a sequence that has the tile's pages, first key of its block, first key, end, place of the
+                first of its members, their number; and int32 [M, 3], the members: first row of the batch, its
+                position, end.
+
+        Raises:
+            ValueError: a page stands at two positions.
         """
         if key_block not in self._key_tiles:
-            stop = self.start_S + self.count_S
+            owner, low, high, members = self._runs()
+            count = np.array([len(some) for some in members], dtype=np.int64)
+            first_member = np.cumsum(count) - count
+            first_block = low // key_block
+            blocks = -(-high // key_block) - first_block
+            run = np.repeat(np.arange(len(owner)), blocks)
+            number = np.arange(len(run)) - np.repeat(np.cumsum(blocks) - blocks, blocks)
+            key0 = (first_block[run] + number) * key_block
+            columns = (
+                owner[run], key0, np.maximum(key0, low[run]), np.minimum(key0 + key_block, high[run]),
+                first_member[run], count[run],
+            )  # fmt: skip
+            table = np.stack(columns, axis=1)[np.argsort(-count[run], kind="stable")]
+            sequence = np.concatenate([*members, np.zeros(0, dtype=np.int64)])
             first_row = np.cumsum(self.count_S) - self.count_S
-            blocks = np.where(self.count_S > 0, -(-stop // key_block), 0)
-            sequence = np.repeat(np.arange(len(stop)), blocks)
-            first_key = (np.arange(len(sequence)) - np.repeat(np.cumsum(blocks) - blocks, blocks)) * key_block
-            columns = (sequence, first_key, first_row[sequence], self.start_S[sequence], stop[sequence])
-            table = np.stack(columns, axis=1).astype(np.int32)
-            self._key_tiles[key_block] = torch.from_numpy(table).to(self.table_SP.device, non_blocking=True)
+            rows = (first_row, self.start_S, self.start_S + self.count_S)
+            listed = np.stack([column[sequence] for column in rows], axis=1)
+            device = self.table_SP.device
+            tiles_U6, members_M3 = (
+                torch.from_numpy(x.astype(np.int32)).to(device, non_blocking=True) for x in (table, listed)
+            )
+            self._key_tiles[key_block] = tiles_U6, members_M3
         return self._key_tiles[key_block]
+
+    def _runs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[np.ndarray]]:
+        """Return runs of keys that the same sequences have: the first of these, first key, end, all of these."""
+        stop = np.where(self.count_S > 0, self.start_S + self.count_S, 0)
+        pages = -(-stop // self.page_size)
+        sequence, index = np.nonzero(np.arange(self.pages_SP.shape[1]) < pages[:, None])
+        _, first, page = np.unique(self.pages_SP[sequence, index], return_index=True, return_inverse=True)
+        if len(first) == len(page):  # nothing is shared
+            owner = np.nonzero(stop)[0]
+            return owner, np.zeros_like(owner), stop[owner], [owner[i : i + 1] for i in range(len(owner))]
+        if not np.array_equal(index, index[first][page]):
+            raise ValueError("attention: a page stands at two positions; its keys' gradients have no one place")
+        has_PS = np.zeros((len(first), len(stop)), dtype=bool)
+        has_PS[page, sequence] = True
+        owned = np.sort(first)  # of each page the entry of the first sequence that has it, by sequence and place
+        owner, place, has_PS = sequence[owned], index[owned], has_PS[page[owned]]
+        begins = np.ones(len(owned), dtype=bool)
+        begins[1:] = (owner[1:] != owner[:-1]) | (place[1:] != place[:-1] + 1) | (has_PS[1:] != has_PS[:-1]).any(1)
+        begin = np.nonzero(begins)[0]
+        last = np.append(begin[1:], len(owned)) - 1
+        members = [np.nonzero(has_PS[at])[0] for at in begin]
+        end = np.array([stop[some].max() for some in members], dtype=np.int64)
+        low, high = place[begin] * self.page_size, (place[last] + 1) * self.page_size
+        return owner[begin], low, np.minimum(high, end), members

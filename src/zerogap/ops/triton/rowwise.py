@@ -63,7 +63,7 @@ class _Embedding(torch.autograd.Function):
     def backward(ctx: Any, grad_RK: Tensor) -> tuple[None, Tensor]:
         (ids_R,) = ctx.saved_tensors
         rows, width = grad_RK.shape
-        grad_VK = grad_RK.new_zeros(ctx.shape)
+        grad_VK = grad_RK.new_zeros(ctx.shape, dtype=torch.float32)
         ids_R, order_R = ids_R.sort(stable=True)
         grid = (rows, triton.cdiv(width, _COLUMNS))
         run(embedding_config(grad_RK.dtype), grid, ids_R, order_R, grad_RK.contiguous(), grad_VK, rows, width)
@@ -130,7 +130,7 @@ def silu_grad_config(dtype: torch.dtype) -> KernelConfig:
 @cache
 def embedding_config(dtype: torch.dtype) -> KernelConfig:
     """Return the configuration of the embedding's backward kernel."""
-    pointers = "ids_ptr:i64 order_ptr:i64 grad_ptr out_ptr"
+    pointers = "ids_ptr:i64 order_ptr:i64 grad_ptr out_ptr:fp32"
     numbers = "rows:i32 width:i32"
     return row_config(embedding_grad_kernel, "embedding backward", dtype, pointers, numbers, {"BLOCK": _COLUMNS})
 

@@ -185,18 +185,6 @@ def test_values_and_gradients(heads: int, groups: int, width: int) -> None:
         assert (a.grad.double() - b.grad).abs().max() < 2e-5 * b.grad.abs().max()
 
 
-def test_gradients_repeat_and_refuse_shared_pages() -> None:
-    lengths = (BLOCK + 3, 7)
-    q, k, v = (normal(sum(lengths), 2, 16, seed=i).requires_grad_() for i in range(3))
-    first = torch.autograd.grad(attention(q, k, v, packed(lengths), 0.2).sum(), (q, k, v))
-    second = torch.autograd.grad(attention(q, k, v, packed(lengths), 0.2).sum(), (q, k, v))
-    assert all(torch.equal(bits(a), bits(b)) for a, b in zip(first, second, strict=True))
-    shared = AttentionPlan.build([Chunk(2, 2, [0, 1]), Chunk(2, 1, [0, 2])], 2)
-    out = attention(q[:3], k[:6], v[:6], shared, 0.2)
-    with pytest.raises(ValueError, match="share pages"):
-        out.sum().backward()
-
-
 def test_a_bad_sequence_stays_alone() -> None:
     lengths = (BLOCK + 3, 9, SPLIT + 1)
     q, k, v = (normal(sum(lengths), 2, 16, seed=i) for i in range(3))
@@ -217,9 +205,6 @@ def test_tiles_lie_in_one_key_block() -> None:
     plan = AttentionPlan.build(chunks, 3)
     assert plan.positions_R.tolist() == [3, 4, 5, 6, 7, 0, 20, 21]
     assert plan.tiles(4).tolist() == [[6, 20, 2, 2], [1, 4, 4, 0], [0, 3, 1, 0], [5, 0, 1, 1]]
-    assert plan.key_tiles(16).tolist() == [[0, 0, 0, 3, 8], [1, 0, 5, 0, 1], [2, 0, 6, 20, 22], [2, 16, 6, 20, 22]]
-    assert not plan.shared
-    assert AttentionPlan.build([Chunk(2, 2, [0, 1]), Chunk(2, 1, [0, 2])], 2).shared
 
 
 def test_no_kernel_for_such_heads() -> None:
