@@ -36,7 +36,7 @@ def pack(python: str) -> int:
     if subprocess.run([*command, *PACKAGES], check=False).returncode:  # some is not to be had: one by one
         missing = [name for name in PACKAGES if subprocess.run([*command, name], check=False).returncode]
     for path in WHEELS.glob("pydantic-[0-9]*.whl"):  # it takes one version of its core and no other
-        core = re.search(r"^Requires-Dist: (pydantic-core==[^ ;]+)", _metadata(path), re.MULTILINE)
+        core = re.search(r"^Requires-Dist: (pydantic-core==[^\s;]+)", _metadata(path), re.MULTILINE)
         if core and subprocess.run([*command, core[1]], check=False).returncode:
             missing.append(core[1])
     wheels = list(WHEELS.glob("*.whl"))
