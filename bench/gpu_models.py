@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from zerogap.models.decoder import Decoder
 from zerogap.models.tokenizer import Tokenizer, load_tokenizer
 from zerogap.ops.portable.sampling import Sampled
 
-_TINY = Path(__file__).resolve().parent.parent / "src" / "zerogap" / "data" / "tiny-qwen3"
+TINY = Path(__file__).resolve().parent.parent / "src" / "zerogap" / "data" / "tiny-qwen3"
 # Sizes of the published models' config.json (Qwen3-0.6B and Qwen3-4B).
 _SHAPES: dict[str, dict[str, Any]] = {
     "0.6b": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
@@ -32,21 +33,24 @@ _QWEN3 = {
 def config_of(shape: str) -> ModelConfig:
     """Return the sizes of ``0.6b``, ``4b``, or of the small model that ships (``tiny``)."""
     if shape == "tiny":
-        return ModelConfig.from_folder(_TINY)
+        return ModelConfig.from_folder(TINY)
     return ModelConfig.from_dict({**_QWEN3, **_SHAPES[shape]}, f"Qwen3-{shape}")
 
 
-def random_model(shape: str, device: str) -> tuple[Decoder, Tokenizer]:
+def random_model(
+    shape: str, device: str, dtype: torch.dtype | None = None, layers: int | None = None
+) -> tuple[Decoder, Tokenizer]:
     """Return a decoder with random weights, bfloat16 on a GPU, and the small tokenizer, whose ids all have."""
-    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    dtype = dtype or (torch.float32 if device == "cpu" else torch.bfloat16)
+    config = config_of(shape)
     with torch.device(device):
-        decoder = Decoder(config_of(shape), dtype)
+        decoder = Decoder(config if layers is None else replace(config, num_layers=layers), dtype)
     generator = torch.Generator(device).manual_seed(11)
     with torch.no_grad():
         for name, weight in decoder.named_parameters():
             scale = 0.1 if weight.dim() == 1 else weight.shape[-1] ** -0.5
             weight.normal_(1.0 if name.endswith("norm.weight") else 0.0, scale, generator=generator)
-    return decoder, load_tokenizer(_TINY)
+    return decoder, load_tokenizer(TINY)
 
 
 def layers(shape: str) -> list[tuple[str, int, int, int]]:

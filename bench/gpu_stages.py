@@ -168,7 +168,7 @@ def decode(record: Record) -> int:
     import gpu_timing
 
     decoder, tokenizer = gpu_models.random_model("tiny" if record.dry else "4b", record.device)
-    for sequences in (2,) if record.dry else (1, 16, 64):
+    for sequences in (2,) if record.dry else gpu_timing.SEQUENCES:
         rates: dict[str, list[float]] = {"exact": [], "torch": []}
         for _ in range(1 if record.dry else 2):
             rates["exact"].append(gpu_timing.tokens_per_second(decoder, tokenizer, sequences, record.dry))

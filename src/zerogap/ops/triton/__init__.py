@@ -5,6 +5,7 @@ The names are those of ``zerogap.ops.portable``. Importing this package imports 
 
 from zerogap.ops.plan import Chunk
 from zerogap.ops.portable.cache import KVMemory
+from zerogap.ops.portable.linear import stale_copies
 from zerogap.ops.triton.linear import linear, segment_count
 from zerogap.ops.triton.logprob import TokenLogprobs, sample, token_logprobs
 from zerogap.ops.triton.norm import add_rms_norm, rms_norm
@@ -35,6 +36,7 @@ __all__ = [
     "sample",
     "segment_count",
     "silu_mul",
+    "stale_copies",
     "token_logprobs",
     "uniform",
 ]
