@@ -2,7 +2,7 @@
 # Everything that needs a GPU, in one go of under 8 minutes, without a network.
 #
 #   bench/gpu.sh [--device cuda:0] [--out DIR] [--only STAGE ...] [--dry]   measure; --dry goes as far as a CPU can
-#   bench/gpu.sh --pack [PYTHON_VERSION]                                     beforehand, where there is a network:
+#   bench/gpu.sh --pack [PYTHON_VERSION [PACKAGE ...]]                       beforehand, where there is a network:
 #                                                                            fetch wheels into bench/wheels/
 #
 # torch, triton and transformers are used as they are found; what else is missing is taken from bench/wheels/. The

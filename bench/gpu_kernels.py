@@ -152,11 +152,10 @@ def certify(folder: Path) -> None:
     """``zerogap certify --quick`` in bfloat16."""
     import torch
 
+    import gpu_models
     from zerogap.certify import command
     from zerogap.certify.subjects import Place
     from zerogap.models.config import ModelConfig
-
-    import gpu_models
 
     model = gpu_models.TINY
     place = Place(torch.device("cpu"), torch.bfloat16)
