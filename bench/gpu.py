@@ -52,7 +52,7 @@ BUDGET = 450
 _DRY = 6  # times as long: the CPU is slow, and its times mean nothing
 
 
-class _Cut(Exception):
+class _CutError(Exception):
     """The run is to end now."""
 
 
@@ -108,7 +108,7 @@ def run_stage(name: str, seconds: float, device: str, dry: bool, out: Path) -> d
             status = {0: "holds", 1: "does not hold", 3: "skipped"}.get(code, "failed")
         except subprocess.TimeoutExpired:
             status = "out of time"
-        except _Cut:
+        except _CutError:
             status = "cut short"
         finally:
             with contextlib.suppress(ProcessLookupError):
@@ -157,7 +157,7 @@ def text(name: str, outcome: dict[str, Any]) -> str:
 def _cut(number: int, frame: Any) -> None:
     for ours in (signal.SIGTERM, signal.SIGINT):  # once: what follows is to be written whole
         signal.signal(ours, signal.SIG_IGN)
-    raise _Cut
+    raise _CutError
 
 
 def _cell(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Which kernels the stages of ``bench/gpu.sh`` launch, found without launching any, and built by many processes at once.
+"""Which kernels the stages of ``bench/gpu.sh`` launch, found without launching any, and built by many processes.
 
     python bench/gpu_kernels.py ARCHITECTURE CASE FILE
 
@@ -201,7 +201,7 @@ def _stage(name: str, folder: Path) -> None:
     import gpu_timing
 
     with (
-        mock.patch.object(gpu_timing, "copy_bandwidth", lambda device, dry: 1.0),
+        mock.patch.object(gpu_timing, "copy_bandwidth", return_value=1.0),
         mock.patch.object(gpu_timing, "seconds", lambda call, device: (call(), 1.0)[1]),
         mock.patch.object(functional, "linear", lambda x, weight: x),
     ):

@@ -222,16 +222,13 @@ def quickstart(record: Record) -> int:
     settings = [f"run.dir={folder}", f"run.steps={1 if record.dry else 10}", "eval.prompts=50"]
     settings += ["rollout.prompts_per_step=4"] if record.dry else [f"model.device={record.device}"]
     command = [*_zerogap(), "train", str(ROOT / "configs" / "quickstart.toml"), *settings]
-    done = subprocess.run(command, cwd=ROOT, check=False)
-    if done.returncode:
-        return BREAKS if done.returncode == 1 else done.returncode
-    tokens = different = 0
-    for line in (folder / "metrics.jsonl").read_text().splitlines():
-        values = json.loads(line)
-        tokens += values.get("gap/tokens", 0)
-        different += values.get("gap/tokens_different", 0)
-    record.fact(tokens_compared=tokens, tokens_different=different)
-    return HOLDS if tokens and not different else BREAKS
+    done = subprocess.run([*command, "--json"], stdout=subprocess.PIPE, text=True, cwd=ROOT, check=False)
+    if done.returncode not in (0, 1):
+        return done.returncode
+    body = json.loads(done.stdout)
+    names = ("steps", "tokens_compared", "tokens_different", "tokens_not_compared", "gap_max", "generated_tokens_per_s")
+    record.fact(**{name: body[name] for name in names})
+    return HOLDS if body["tokens_compared"] and not body["tokens_different"] and done.returncode == 0 else BREAKS
 
 
 def conformance(record: Record) -> int:

@@ -1,7 +1,7 @@
 """Brings along what a lent GPU machine lacks: wheels are fetched where there is a network, unpacked where not.
 
     python bench/gpu_wheels.py pack [PYTHON_VERSION [PACKAGE ...]]   fetch into bench/wheels/ (default 3.12, all)
-    python bench/gpu_wheels.py unpack                                unpack the missing ones; print the folder, or nothing
+    python bench/gpu_wheels.py unpack                                unpack those that are missing; print the folder
 
 Needs the standard library alone.
 """
