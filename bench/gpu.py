@@ -66,6 +66,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--dry", action="store_true", help="on the CPU in tiny shapes")
     options = parser.parse_args(arguments)
     device = "cpu" if options.dry else options.device
+    if not options.dry:
+        _require_gpu(parser, device)
     try:
         (options.out / "logs").mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -91,6 +93,15 @@ def main(arguments: list[str]) -> int:
         print(f"{'':<12} {outcomes[stage.name]['status']}, {outcomes[stage.name]['seconds']:.1f} s", flush=True)
     print((options.out / "results.txt").read_text())
     return 0 if all(outcome["status"] == "holds" for outcome in outcomes.values()) else 1
+
+
+def _require_gpu(parser: argparse.ArgumentParser, device: str) -> None:
+    """Refuse a device that PyTorch cannot use, in a process of its own: this one is to hold no GPU memory."""
+    code = "import sys, torch; torch.cuda.get_device_properties(torch.device(sys.argv[1]))"
+    done = subprocess.run([sys.executable, "-c", code, device], capture_output=True, text=True, check=False)
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or ["unknown"])[-1]
+        parser.error(f"--device {device}: PyTorch cannot use it ({why}); --dry runs without a GPU")
 
 
 def run_stage(name: str, seconds: float, device: str, dry: bool, out: Path) -> dict[str, Any]:

@@ -8,15 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import inexact
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from zerogap import ops
 from zerogap.models.config import ModelConfig
 from zerogap.models.decoder import Decoder
 from zerogap.models.tokenizer import Tokenizer, load_tokenizer
-from zerogap.ops.portable.sampling import Sampled
 
 TINY = Path(__file__).resolve().parent.parent / "src" / "zerogap" / "data" / "tiny-qwen3"
 # Sizes of the published models' config.json (Qwen3-0.6B and Qwen3-4B).
@@ -80,42 +79,20 @@ def torch_ops() -> Iterator[None]:
             setattr(ops, name, op)
 
 
-def _linear(x_RK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None, segments: int = 1) -> Tensor:
-    return functional.linear(x_RK, weight_NK, bias_N)
+def _add_rms_norm(x_RK: Tensor, residual_RK: Tensor, weight_K: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    sum_RK = x_RK + residual_RK
+    return sum_RK, inexact.rms_norm(sum_RK, weight_K, eps)
 
 
-def _rms_norm(x: Tensor, weight_K: Tensor, eps: float) -> Tensor:
-    return functional.rms_norm(x, weight_K.shape, weight_K, eps)
+def _qk_norm_rotary(
+    q_RHD: Tensor, k_RGD: Tensor, weights: tuple[Tensor, Tensor], eps: float, cos_RD: Tensor, sin_RD: Tensor
+) -> tuple[Tensor, ...]:
+    pairs = zip((q_RHD, k_RGD), weights, strict=True)
+    return tuple(inexact.rotary(inexact.rms_norm(x, weight, eps), cos_RD, sin_RD) for x, weight in pairs)
 
 
-def _rotary(x_RHD: Tensor, cos_RD: Tensor, sin_RD: Tensor) -> Tensor:
-    first, second = x_RHD.chunk(2, dim=-1)
-    cos, sin = cos_RD.unsqueeze(1), sin_RD.unsqueeze(1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-
-
-def _silu_mul(gate_RI: Tensor, up_RI: Tensor) -> Tensor:
-    return functional.silu(gate_RI) * up_RI
-
-
-def _embedding(ids_R: Tensor, weight_VK: Tensor) -> Tensor:
-    return functional.embedding(ids_R, weight_VK)
-
-
-def _sample(
-    hidden_RK: Tensor, lm_head_VK: Tensor, settings: ops.SamplerRows, uniform_R: Tensor, top: list[int] | None = None
-) -> Sampled:
-    temperature_R = settings.temperature_R.to(hidden_RK.device, torch.float32)
-    logprob_RV = torch.log_softmax(functional.linear(hidden_RK, lm_head_VK).float() / temperature_R.unsqueeze(1), -1)
-    token_R1 = torch.multinomial(logprob_RV.exp(), 1)
-    return Sampled(token_R1.squeeze(1), logprob_RV.gather(1, token_R1).squeeze(1))
-
-
+# Fused ops count where the decoder calls them; attention has no counterpart over pages.
 _TORCH: dict[str, Any] = {
-    "linear": _linear,
-    "rms_norm": _rms_norm,
-    "rotary": _rotary,
-    "silu_mul": _silu_mul,
-    "embedding": _embedding,
-    "sample": _sample,
+    **{name: getattr(inexact, name) for name in ("linear", "rms_norm", "rotary", "silu_mul", "embedding", "sample")},
+    **{f.__name__[1:]: f for f in (_add_rms_norm, _qk_norm_rotary) if hasattr(ops, f.__name__[1:])},
 }
