@@ -16,10 +16,13 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from zerogap.files import write_text_atomic
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ROOT = Path(__file__).resolve().parent.parent
 HOLDS, BREAKS, SKIPPED = 0, 1, 3
@@ -137,7 +140,10 @@ def qwen3(record: Record) -> int:
 
 
 def linear(record: Record) -> int:
-    """Time the exact linear layer beside the library's on the layers of Qwen3-4B, by rows, with cold weights."""
+    """Time the exact linear layer beside the library's on the layers of Qwen3-4B, by rows, with cold weights.
+
+    Rows must have the bits there that they have alone; whether the library's do is told, too.
+    """
     import torch
     from torch.nn import functional
 
@@ -168,6 +174,8 @@ def linear(record: Record) -> int:
                 "layer": name, "out": out_features, "in": in_features, "segments": segments, "rows": rows,
                 "exact_us": ours * 1e6, "library_us": theirs * 1e6, "of_library": theirs / ours,
                 "of_bandwidth": size / ours / peak, "tflop_per_s": 2e-12 * rows * in_features * out_features / ours,
+                "row_law": _row_law(lambda x: ops.linear(x, weights[0], None, segments), x),  # noqa: B023
+                "library_row_law": _row_law(lambda x: functional.linear(x, weights[0]), x),  # noqa: B023
             }  # fmt: skip
             record.row(**row)
             if rows >= 512:
@@ -175,11 +183,14 @@ def linear(record: Record) -> int:
             if rows <= 16:
                 shares["of_bandwidth_1_to_16_rows"].append(row["of_bandwidth"])
             record.fact(**{key: round(_geometric_mean(values), 3) for key, values in shares.items() if values})
-    return HOLDS
+    return HOLDS if all(row["row_law"] for row in record.rows) else BREAKS
 
 
 def attention(record: Record) -> int:
-    """Time one decode step of Qwen3-4B's attention and state its share of memory bandwidth."""
+    """Time one decode step of Qwen3-4B's attention and state its share of memory bandwidth.
+
+    A row must have the bits that it has alone, and that it has as the last one of a prefill.
+    """
     import torch
 
     import gpu_timing
@@ -198,8 +209,15 @@ def attention(record: Record) -> int:
         q = torch.randn(sequences, heads, size, device=record.device, dtype=dtype)
         took = gpu_timing.seconds(lambda q=q, k=keys, v=values, p=plan: ops.attention(q, k, v, p, 0.1), record.device)
         share = 2 * keys.numel() * dtype.itemsize / took / peak
-        record.row(context=context, sequences=sequences, us=took * 1e6, of_bandwidth=share)
-    return HOLDS
+
+        def last(start: int, count: int, keys=keys, values=values, table=tables[-1], row=q[-1:]) -> torch.Tensor:
+            alone = ops.AttentionPlan.build([ops.Chunk(start, count, table)], page)
+            return ops.attention(row.expand(count, -1, -1).contiguous(), keys, values, alone, 0.1)[-1:]
+
+        here = ops.attention(q, keys, values, plan, 0.1)[-1:]
+        holds = _same(here, last(context - 1, 1)) and _same(here, last(context - 40, 40))
+        record.row(context=context, sequences=sequences, us=took * 1e6, of_bandwidth=share, row_law=holds)
+    return HOLDS if all(row["row_law"] for row in record.rows) else BREAKS
 
 
 def decode(record: Record) -> int:
@@ -286,6 +304,19 @@ def _driver() -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]
     except (OSError, subprocess.CalledProcessError, IndexError):
         return "unknown"
+
+
+def _row_law(op: Callable[[Tensor], Tensor], x: Tensor) -> bool:
+    """Return whether the first, middle and last row have the bits that they have alone."""
+    together = op(x)
+    return all(_same(together[i : i + 1], op(x[i : i + 1])) for i in (0, len(x) // 2, len(x) - 1))
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    import torch
+
+    integer = {2: torch.int16, 4: torch.int32}[one.element_size()]
+    return torch.equal(one.contiguous().view(integer), other.contiguous().view(integer))
 
 
 def _geometric_mean(values: list[float]) -> float:

@@ -40,7 +40,7 @@ def test_dry_run_measures_and_writes_tables(tmp_path: Path) -> None:
     assert {name: stage["status"] for name, stage in stages.items()} == {"machine": "holds", "linear": "holds"}
     rows = stages["linear"]["record"]["rows"]
     assert {row["layer"] for row in rows} == {"q_proj", "k_proj", "o_proj", "gate_proj", "down_proj", "lm_head"}
-    assert all(row["exact_us"] > 0 for row in rows)
+    assert all(row["exact_us"] > 0 and row["row_law"] for row in rows)
     text = (tmp_path / "results.txt").read_text()
     assert "== linear: holds" in text
     assert "of_library" in text
