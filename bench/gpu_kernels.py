@@ -13,6 +13,7 @@ import importlib
 import json
 import multiprocessing
 import os
+import pkgutil
 import subprocess
 import sys
 import tempfile
@@ -26,8 +27,6 @@ from typing import Any
 from unittest import mock
 
 Spec = dict[str, Any]
-_MODULES = ("attention", "attention_backward", "kept", "linear", "logprob", "norm", "philox", "rotary", "rowwise")
-_MODULES += ("sampling", "run")
 
 
 @contextmanager
@@ -60,8 +59,8 @@ def noted(architecture: str) -> Iterator[dict[str, Spec]]:
 
     with ExitStack() as stack:
         patch = lambda thing, name, new: stack.enter_context(mock.patch.object(thing, name, new))  # noqa: E731
-        for name in _MODULES:
-            module = importlib.import_module(f"zerogap.ops.triton.{name}")
+        for found_module in pkgutil.iter_modules(triton.__path__):
+            module = importlib.import_module(f"zerogap.ops.triton.{found_module.name}")
             for ours, new in (("launch", launch), ("run", run), ("detect", lambda device: target)):
                 if hasattr(module, ours):
                     patch(module, ours, new)
