@@ -4,8 +4,9 @@
 
 A stage is a function of ``gpu_stages``. It writes its record after every line it measures, whole or not at all, so one
 that is cut short leaves what it has. The results are gathered again after each stage: ``results.json`` and
-``results.txt``. Exit code: 0 every stage held, 1 one did not, failed or ran out of time. ``--dry`` runs every stage on
-the CPU in tiny shapes: it proves the script, not a GPU.
+``results.txt``; SIGTERM and Ctrl-C end the stage that runs and gather what it has too. Exit code: 0 every stage held, 1
+one did not, failed or ran out of time. ``--dry`` runs every stage on the CPU in tiny shapes: it proves the script, not
+a GPU.
 """
 
 from __future__ import annotations
@@ -37,17 +38,22 @@ class Stage:
 
 # In the order of their worth, should time run out. Together under 8 minutes.
 STAGES = (
-    Stage("machine", 20, "GPU, driver, versions, memory bandwidth"),
-    Stage("certify", 90, "zerogap certify --quick on the device"),
+    Stage("machine", 30, "GPU, driver, versions, memory bandwidth"),
+    Stage("kernels", 75, "the kernels of the other stages, built by all cores at once"),
+    Stage("certify", 60, "zerogap certify --quick on the device"),
     Stage("qwen3", 60, "Qwen3-0.6B shapes, random weights: engine against trainer"),
-    Stage("linear", 60, "exact linear against the library's, Qwen3-4B shapes, by rows"),
-    Stage("attention", 45, "decode attention's share of memory bandwidth at 1k, 8k and 32k"),
+    Stage("linear", 40, "exact linear against the library's, Qwen3-4B shapes, by rows"),
+    Stage("attention", 25, "decode attention's share of memory bandwidth at 1k, 8k and 32k"),
     Stage("decode", 60, "decode tokens per second, exact ops against torch's own"),
-    Stage("quickstart", 60, "configs/quickstart.toml on the device, tokens that differ"),
-    Stage("conformance", 60, "the kernel tests on the device"),
+    Stage("quickstart", 45, "configs/quickstart.toml on the device, tokens that differ"),
+    Stage("conformance", 75, "the kernel tests on the device"),
 )
 BUDGET = 450
 _DRY = 6  # times as long: the CPU is slow, and its times mean nothing
+
+
+class _CutError(Exception):
+    """The run is to end now."""
 
 
 def main(arguments: list[str]) -> int:
@@ -60,9 +66,17 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--dry", action="store_true", help="on the CPU in tiny shapes")
     options = parser.parse_args(arguments)
     device = "cpu" if options.dry else options.device
-    (options.out / "logs").mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    if not options.dry:
+        _require_gpu(parser, device)
+    try:
+        (options.out / "logs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--out {options.out}: {error.strerror}; name a folder that can be written")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _cut)
     seconds = options.seconds or BUDGET * (_DRY if options.dry else 1)
-    end = time.monotonic() + seconds
+    end = began + seconds
     outcomes: dict[str, dict[str, Any]] = {}
     for stage in STAGES:
         if options.only and stage.name not in options.only:
@@ -70,20 +84,30 @@ def main(arguments: list[str]) -> int:
         left = end - time.monotonic()
         limit = min(stage.seconds * (_DRY if options.dry else 1), left)
         print(f"{stage.name:<12} {stage.says} ...", flush=True)
-        outcomes[stage.name] = (
-            run_stage(stage.name, limit, device, options.dry, options.out)
-            if left > 1
-            else {"status": "not started", "seconds": 0.0, "why": f"the {seconds} s were used up"}
-        )
+        if any(outcome["status"] == "cut short" for outcome in outcomes.values()):
+            outcomes[stage.name] = {"status": "not started", "seconds": 0.0, "why": "the run was ended before"}
+        elif left > 1:
+            outcomes[stage.name] = run_stage(stage.name, limit, device, options.dry, options.out)
+        else:
+            outcomes[stage.name] = {"status": "not started", "seconds": 0.0, "why": f"the {seconds} s were used up"}
         gather(options.out, device, outcomes)
         print(f"{'':<12} {outcomes[stage.name]['status']}, {outcomes[stage.name]['seconds']:.1f} s", flush=True)
     print((options.out / "results.txt").read_text())
     return 0 if all(outcome["status"] == "holds" for outcome in outcomes.values()) else 1
 
 
+def _require_gpu(parser: argparse.ArgumentParser, device: str) -> None:
+    """Refuse a device that PyTorch cannot use, in a process of its own: this one is to hold no GPU memory."""
+    code = "import sys, torch; torch.cuda.get_device_properties(torch.device(sys.argv[1]))"
+    done = subprocess.run([sys.executable, "-c", code, device], capture_output=True, text=True, check=False)
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or ["unknown"])[-1]
+        parser.error(f"--device {device}: PyTorch cannot use it ({why}); --dry runs without a GPU")
+
+
 def run_stage(name: str, seconds: float, device: str, dry: bool, out: Path) -> dict[str, Any]:
     """Run one stage in its own process group; return status, seconds, record and, if it went wrong, why."""
-    record = out / f"{name}.json"
+    record = out.resolve() / f"{name}.json"
     record.unlink(missing_ok=True)
     command = [sys.executable, str(Path(__file__).parent / "gpu_stages.py"), name, device, str(record)]
     command += ["--dry"] if dry else []
@@ -96,6 +120,8 @@ def run_stage(name: str, seconds: float, device: str, dry: bool, out: Path) -> d
             status = {0: "holds", 1: "does not hold", 3: "skipped"}.get(code, "failed")
         except subprocess.TimeoutExpired:
             status = "out of time"
+        except _CutError:
+            status = "cut short"
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -103,7 +129,9 @@ def run_stage(name: str, seconds: float, device: str, dry: bool, out: Path) -> d
     outcome: dict[str, Any] = {"status": status, "seconds": round(time.monotonic() - began, 2)}
     if record.is_file():
         outcome["record"] = json.loads(record.read_text())
-    if status not in ("holds", "out of time"):
+    if status == "out of time":
+        outcome["why"] = f"it was ended after {seconds:.0f} s"
+    elif status not in ("holds", "cut short"):
         outcome["why"] = " | ".join(log.read_text(errors="replace").strip().splitlines()[-3:])[-600:]
     return outcome
 
@@ -136,6 +164,12 @@ def text(name: str, outcome: dict[str, Any]) -> str:
         padded = ([cell.rjust(width) for cell, width in zip(row, widths, strict=True)] for row in cells)
         lines += ["   " + "  ".join(row) for row in padded]
     return "\n".join(lines) + "\n"
+
+
+def _cut(number: int, frame: Any) -> None:
+    for ours in (signal.SIGTERM, signal.SIGINT):  # once: what follows is to be written whole
+        signal.signal(ours, signal.SIG_IGN)
+    raise _CutError
 
 
 def _cell(value: Any) -> str:

@@ -10,14 +10,19 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from zerogap.files import write_text_atomic
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ROOT = Path(__file__).resolve().parent.parent
 HOLDS, BREAKS, SKIPPED = 0, 1, 3
@@ -66,6 +71,42 @@ def machine(record: Record) -> int:
     return HOLDS
 
 
+def kernels(record: Record) -> int:
+    """Build the kernels of the other stages with all cores into Triton's cache, where those find them."""
+    import gpu_kernels
+
+    if _version("triton") == "not installed":
+        print("Triton is not installed")
+        return SKIPPED
+    if record.dry:
+        architecture, workers = "sm_90", 1
+    else:
+        import torch
+
+        from zerogap.ops.triton.targets import detect
+
+        architecture, workers = detect(torch.device(record.device)).name, max(1, min(16, len(os.sched_getaffinity(0))))
+    record.fact(architecture=architecture, workers=workers)
+    cases = ["attention"] if record.dry else list(gpu_kernels.CASES)
+    wanted: dict[str, gpu_kernels.Spec] = {}
+    for case, found in gpu_kernels.kernels_of(cases, architecture, 60.0 * (6 if record.dry else 1)).items():
+        if isinstance(found, str):  # its kernels are built as it runs
+            record.row(stage=case, kernels="unknown", why=found)
+            continue
+        record.row(stage=case, kernels=len(found), why="")
+        wanted |= {json.dumps(spec, sort_keys=True): spec for spec in found}
+    specs = list(wanted.values())[: 1 if record.dry else None]
+    built, cpu_seconds, failed = 0, 0.0, []
+    for spec, outcome in gpu_kernels.build_all(specs, architecture, workers):
+        if isinstance(outcome, str):
+            failed.append(f"{spec['kernel']}: {outcome}")
+            print(failed[-1], flush=True)
+        else:
+            built, cpu_seconds = built + 1, cpu_seconds + outcome
+        record.fact(kernels=len(specs), built=built, failed=len(failed), seconds_per_kernel=cpu_seconds / max(1, built))
+    return BREAKS if failed else HOLDS
+
+
 def certify(record: Record) -> int:
     """Run ``zerogap certify --quick`` and keep its certificate."""
     certificate = record.path.parent / "certificate.json"
@@ -85,19 +126,24 @@ def certify(record: Record) -> int:
 def qwen3(record: Record) -> int:
     """Sample with the engine from a model of Qwen3-0.6B's shape with random weights, and score with the trainer."""
     import gpu_models
-    from zerogap.certify.whole import check_end_to_end
+    from zerogap.certify import whole
 
     decoder, tokenizer = gpu_models.random_model("tiny" if record.dry else "0.6b", record.device)
     record.fact(parameters=sum(p.numel() for p in decoder.parameters()), dtype=str(decoder.dtype))
     holds = True
-    for verdict in check_end_to_end(decoder, tokenizer, full=False):
+    for settings in whole._SAMPLERS:  # one at a time, so that what was compared is on disk
+        with mock.patch.object(whole, "_SAMPLERS", (settings,)):
+            (verdict,) = whole.check_end_to_end(decoder, tokenizer, full=False)
         holds &= verdict.holds
         record.row(test=verdict.name, tokens=verdict.comparisons, holds=verdict.holds, detail=verdict.detail)
     return HOLDS if holds else BREAKS
 
 
 def linear(record: Record) -> int:
-    """Time the exact linear layer beside the library's on the layers of Qwen3-4B, by rows, with cold weights."""
+    """Time the exact linear layer beside the library's on the layers of Qwen3-4B, by rows, with cold weights.
+
+    Rows must have the bits there that they have alone; whether the library's do is told, too.
+    """
     import torch
     from torch.nn import functional
 
@@ -128,6 +174,8 @@ def linear(record: Record) -> int:
                 "layer": name, "out": out_features, "in": in_features, "segments": segments, "rows": rows,
                 "exact_us": ours * 1e6, "library_us": theirs * 1e6, "of_library": theirs / ours,
                 "of_bandwidth": size / ours / peak, "tflop_per_s": 2e-12 * rows * in_features * out_features / ours,
+                "row_law": _row_law(lambda x: ops.linear(x, weights[0], None, segments), x),  # noqa: B023
+                "library_row_law": _row_law(lambda x: functional.linear(x, weights[0]), x),  # noqa: B023
             }  # fmt: skip
             record.row(**row)
             if rows >= 512:
@@ -135,11 +183,14 @@ def linear(record: Record) -> int:
             if rows <= 16:
                 shares["of_bandwidth_1_to_16_rows"].append(row["of_bandwidth"])
             record.fact(**{key: round(_geometric_mean(values), 3) for key, values in shares.items() if values})
-    return HOLDS
+    return HOLDS if all(row["row_law"] for row in record.rows) else BREAKS
 
 
 def attention(record: Record) -> int:
-    """Time one decode step of Qwen3-4B's attention and state its share of memory bandwidth."""
+    """Time one decode step of Qwen3-4B's attention and state its share of memory bandwidth.
+
+    A row must have the bits that it has alone, and that it has as the last one of a prefill.
+    """
     import torch
 
     import gpu_timing
@@ -158,8 +209,15 @@ def attention(record: Record) -> int:
         q = torch.randn(sequences, heads, size, device=record.device, dtype=dtype)
         took = gpu_timing.seconds(lambda q=q, k=keys, v=values, p=plan: ops.attention(q, k, v, p, 0.1), record.device)
         share = 2 * keys.numel() * dtype.itemsize / took / peak
-        record.row(context=context, sequences=sequences, us=took * 1e6, of_bandwidth=share)
-    return HOLDS
+
+        def last(start: int, count: int, keys=keys, values=values, table=tables[-1], row=q[-1:]) -> torch.Tensor:
+            alone = ops.AttentionPlan.build([ops.Chunk(start, count, table)], page)
+            return ops.attention(row.expand(count, -1, -1).contiguous(), keys, values, alone, 0.1)[-1:]
+
+        here = ops.attention(q, keys, values, plan, 0.1)[-1:]
+        holds = _same(here, last(context - 1, 1)) and _same(here, last(context - 40, 40))
+        record.row(context=context, sequences=sequences, us=took * 1e6, of_bandwidth=share, row_law=holds)
+    return HOLDS if all(row["row_law"] for row in record.rows) else BREAKS
 
 
 def decode(record: Record) -> int:
@@ -168,7 +226,7 @@ def decode(record: Record) -> int:
     import gpu_timing
 
     decoder, tokenizer = gpu_models.random_model("tiny" if record.dry else "4b", record.device)
-    for sequences in (2,) if record.dry else (1, 16, 64):
+    for sequences in (2,) if record.dry else gpu_timing.SEQUENCES:
         rates: dict[str, list[float]] = {"exact": [], "torch": []}
         for _ in range(1 if record.dry else 2):
             rates["exact"].append(gpu_timing.tokens_per_second(decoder, tokenizer, sequences, record.dry))
@@ -186,16 +244,13 @@ def quickstart(record: Record) -> int:
     settings = [f"run.dir={folder}", f"run.steps={1 if record.dry else 10}", "eval.prompts=50"]
     settings += ["rollout.prompts_per_step=4"] if record.dry else [f"model.device={record.device}"]
     command = [*_zerogap(), "train", str(ROOT / "configs" / "quickstart.toml"), *settings]
-    done = subprocess.run(command, cwd=ROOT, check=False)
-    if done.returncode:
-        return BREAKS if done.returncode == 1 else done.returncode
-    tokens = different = 0
-    for line in (folder / "metrics.jsonl").read_text().splitlines():
-        values = json.loads(line)
-        tokens += values.get("gap/tokens", 0)
-        different += values.get("gap/tokens_different", 0)
-    record.fact(tokens_compared=tokens, tokens_different=different)
-    return HOLDS if tokens and not different else BREAKS
+    done = subprocess.run([*command, "--json"], stdout=subprocess.PIPE, text=True, cwd=ROOT, check=False)
+    if done.returncode not in (0, 1):
+        return done.returncode
+    body = json.loads(done.stdout)
+    names = ("steps", "tokens_compared", "tokens_different", "tokens_not_compared", "gap_max", "generated_tokens_per_s")
+    record.fact(**{name: body[name] for name in names})
+    return HOLDS if body["tokens_compared"] and not body["tokens_different"] and done.returncode == 0 else BREAKS
 
 
 def conformance(record: Record) -> int:
@@ -203,25 +258,31 @@ def conformance(record: Record) -> int:
     if _version("triton") == "not installed":
         print("Triton is not installed")
         return SKIPPED
-    report = record.path.parent / "conformance.xml"
+    environment = dict(os.environ)
+    folder = "tests/ops/triton/interpreted"
     if record.dry:
-        what = ["tests/ops/triton/interpreted/test_elementwise.py", "-k", "rounding"]
-        environment = {**os.environ, "TRITON_INTERPRET": "1"}
+        what = [f"{folder}/test_elementwise.py", "-k", "rounding"]
+        environment["TRITON_INTERPRET"] = "1"
     else:
-        what, environment = ["-m", "gpu", "tests/ops/triton"], dict(os.environ)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *what]
-    done = subprocess.run(command, cwd=ROOT, env=environment, check=False)
-    record.fact(exit_code=done.returncode, **dict(_counts(report)))
-    return {0: HOLDS, 1: BREAKS}.get(done.returncode, 2)
+        # Without the interpreter these files run on the GPU. Much of it is compiling, so they share the cores.
+        sys.path.insert(0, str(ROOT))
+        from tests.ops.triton.test_gpu import NAMES
 
-
-def _counts(report: Path) -> Iterator[tuple[str, int]]:
-    import xml.etree.ElementTree as ElementTree
-
-    if report.is_file():
-        suite = ElementTree.parse(report).getroot().find("testsuite")
-        if suite is not None:
-            yield from ((key, int(suite.attrib[key])) for key in ("tests", "failures", "errors", "skipped"))
+        what = [f"{folder}/{name}.py" for name in NAMES]
+        environment.pop("TRITON_INTERPRET", None)
+    if _version("pytest-xdist") != "not installed":
+        what += ["-n", str(max(1, min(1 if record.dry else 12, len(os.sched_getaffinity(0)))))]
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *what]
+    counts = dict.fromkeys(("PASSED", "FAILED", "ERROR", "SKIPPED"), 0)
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout or ():
+            print(line, end="", flush=True)
+            ended = re.search(rf"\b({'|'.join(counts)})\b", line) if "%]" in line and "::" in line else None
+            if ended:
+                counts[ended[1]] += 1
+                record.fact(**{name.lower(): count for name, count in counts.items()})
+    record.fact(exit_code=process.returncode)
+    return {0: HOLDS, 1: BREAKS}.get(process.returncode, 2)
 
 
 def _zerogap() -> list[str]:
@@ -245,12 +306,26 @@ def _driver() -> str:
         return "unknown"
 
 
+def _row_law(op: Callable[[Tensor], Tensor], x: Tensor) -> bool:
+    """Return whether the first, middle and last row have the bits that they have alone."""
+    together = op(x)
+    return all(_same(together[i : i + 1], op(x[i : i + 1])) for i in (0, len(x) // 2, len(x) - 1))
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    import torch
+
+    integer = {2: torch.int16, 4: torch.int32}[one.element_size()]
+    return torch.equal(one.contiguous().view(integer), other.contiguous().view(integer))
+
+
 def _geometric_mean(values: list[float]) -> float:
     return math.exp(sum(math.log(value) for value in values) / len(values))
 
 
 STAGES: dict[str, Callable[[Record], int]] = {
-    stage.__name__: stage for stage in (machine, certify, qwen3, linear, attention, decode, quickstart, conformance)
+    stage.__name__: stage
+    for stage in (machine, kernels, certify, qwen3, linear, attention, decode, quickstart, conformance)
 }
 
 if __name__ == "__main__":

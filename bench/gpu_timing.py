@@ -14,6 +14,7 @@ from zerogap.models.decoder import Decoder
 from zerogap.models.tokenizer import Tokenizer
 
 _WINDOW = 0.03  # seconds of device work behind one figure
+SEQUENCES = (1, 16, 64)  # of the decode table
 
 
 def seconds(call: Callable[[], object], device: str) -> float:

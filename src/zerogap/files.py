@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Callable
@@ -29,6 +30,20 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def check_writable(path: Path) -> None:
+    """Find out before long work whether `write_atomic` will be able to create ``path``; its folder is made.
+
+    Raises:
+        OSError: it will not.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_TEMPORARY)
+    os.close(handle)
+    os.unlink(name)
 
 
 def is_temporary(path: Path) -> bool:

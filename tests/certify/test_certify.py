@@ -223,6 +223,18 @@ def test_bad_arguments(data_home: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().err.count("\n") == 1
 
 
+def test_an_output_that_cannot_be_written_is_said_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(zerogap.certify.command, "_lines", lambda *_: pytest.fail("it began"))
+    (tmp_path / "file").write_text("")
+    for output, why in ((tmp_path, "Is a directory"), (tmp_path / "file" / "c.json", "File exists")):
+        assert run(["certify", "--output", str(output)]) == 2
+        said = capsys.readouterr().err.splitlines()
+        assert said[-1] == f"zerogap: error: --output {output}: cannot be written ({why}); give another file"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_altered_certificates_do_not_count(tmp_path: Path) -> None:
     path = tmp_path / "one.json"
     write_certificate(sealed({"issued": "2026-01-01", "holds": False}), path)

@@ -243,3 +243,12 @@ def test_the_function_is_not_hidden_by_a_module() -> None:
     import zerogap.gap.command
 
     assert callable(zerogap.gap.compare)
+
+
+def test_a_binary_file_is_refused_by_its_own_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "run.log"
+    source.write_bytes(bytes(range(256)))
+    assert run(["gap", str(source)]) == 2
+    assert capsys.readouterr().err.startswith(f"zerogap: error: {source}: not a text file")
+    assert run(["gap", "--facts", str(source)]) == 2
+    assert capsys.readouterr().err.startswith(f"zerogap: error: --facts {source}: not a text file")

@@ -33,6 +33,7 @@ from zerogap.engine import EngineConfig
 from zerogap.engine.kernels import prepare_gpu
 from zerogap.errors import ExitCode, UsageError, nearest
 from zerogap.facts.certificate import canonical, certificate_folder, cpu_identity, sealed, write_certificate
+from zerogap.files import check_writable
 from zerogap.models.config import ModelConfig
 from zerogap.models.hub import resolve_model
 from zerogap.models.tokenizer import load_tokenizer
@@ -88,7 +89,7 @@ def certify_command(
         dtype: ``float32``, ``bfloat16``, ``float16``, or ``auto``: bfloat16 on a GPU, float32 on the CPU.
 
     Raises:
-        UsageError: the model cannot be read, or backend, device or dtype is not here.
+        UsageError: the model cannot be read, backend, device or dtype is not here, or ``output`` cannot be written.
     """
     torch.set_num_threads(thread_count())
     place = place_of(device, dtype)
@@ -98,6 +99,8 @@ def certify_command(
         backend.choose(backend_name, "--backend")
     folder = resolve_model(model)
     config = ModelConfig.from_folder(folder)
+    if output is not None and ops == "zerogap":
+        _require_writable(output)
     show: Callable[[str], None] = (lambda text: None) if as_json else message
     if ops == "zerogap":
         show(f"backend: {backend.describe()}")
@@ -111,6 +114,13 @@ def certify_command(
         write_certificate(record, path)
     _print(lines, holds, path, f"{model} on {device}" if device != "cpu" else model, ops, as_json)
     return int(ExitCode.HOLDS if holds else ExitCode.DOES_NOT_HOLD)
+
+
+def _require_writable(output: Path) -> None:
+    try:
+        check_writable(output)
+    except OSError as error:
+        raise UsageError(f"--output {output}: cannot be written ({error.strerror}); give another file") from None
 
 
 def place_of(device: str, dtype: str) -> Place:

@@ -112,14 +112,14 @@ def _or_notes(source: Path, mapping: dict[str, str]) -> Loaded:
     except UsageError as error:
         if "no gap metric and no log-probs" not in str(error) or not _small(source):
             raise
-        facts = read_facts(source)
+        facts = read_facts(source, "")
         loaded = Loaded(str(source), "notes", stated=facts)
         if not judge(loaded, Options()).findings and not (_is_note(source) and facts.known()):
             raise
         loaded.notes.append("read as notes: no table, metrics or log lines were found in it")
         return loaded
     if loaded.kind == "log" and _small(source) and source.stat().st_size < _NOTES_BYTES:
-        loaded.stated = read_facts(source)
+        loaded.stated = read_facts(source, "")
     return loaded
 
 

@@ -191,8 +191,12 @@ def _list(text: str) -> list[Any]:
     return [parse_value(part) for part in text.split(",") if part.strip()]
 
 
-def read_facts(path: Path) -> Facts:
+def read_facts(path: Path, named: str = "--facts ") -> Facts:
     """Read a facts file: TOML, JSON or text.
+
+    Args:
+        path: the file.
+        named: what stands before its name in an error: the option, or nothing for a source.
 
     Raises:
         UsageError: it cannot be read, or is no text.
@@ -200,11 +204,11 @@ def read_facts(path: Path) -> Facts:
     try:
         raw = path.read_bytes()[: _LIMIT + 1]
     except OSError as error:
-        raise UsageError(f"--facts {path}: cannot be read: {error.strerror}; check the path") from None
+        raise UsageError(f"{named}{path}: cannot be read: {error.strerror}; check the path") from None
     if len(raw) > _LIMIT:
-        raise UsageError(f"--facts {path}: over 1 MiB; give the facts alone")
+        raise UsageError(f"{named}{path}: over 1 MiB; give the facts alone")
     if b"\0" in raw:
-        raise UsageError(f"--facts {path}: not a text file; write TOML, JSON or key=value lines")
+        raise UsageError(f"{named}{path}: not a text file; write TOML, JSON or key=value lines")
     text = raw.decode("utf-8-sig", "replace")
     facts = Facts()
     try:

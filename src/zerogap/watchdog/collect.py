@@ -26,6 +26,7 @@ from zerogap.watchdog.ray_jobs import JobServer, local_log
 from zerogap.watchdog.redact import redact
 from zerogap.watchdog.review import read_log
 from zerogap.watchdog.rules import RuleBook, load_rules
+from zerogap.watchdog.run_files import EventLog, alive, identity, load
 from zerogap.watchdog.scan import Hit, Scanner
 from zerogap.watchdog.seen import Seen
 from zerogap.watchdog.verdicts import ENGINE_ROLES
@@ -33,7 +34,6 @@ from zerogap.watchdog.verdicts import ENGINE_ROLES
 REMEMBERED = 4096  # lines remembered to tell new words from repeated ones
 ENGINE_PHASES = ("training", "weight update", "first sync", "checkpoint")  # an engine may rightly not generate in them
 RECORDED = ("cause", "symptom", "phase", "timer", "wait", "exit", "notice", "info", "metric", "pair")
-EVENT_BYTES = 64 << 20
 
 
 class Collector:
@@ -55,7 +55,7 @@ class Collector:
         self.sources: dict[str, Follower] = {}
         self._recent: dict[int, None] = {}
         self.gpus = Gpus()
-        self.command = self._identity("command")
+        self.command = identity(folder, "command")
         roots = [self.command] if self.command else []
         roots += [(pid, started) for pid, started in run.get("roots", [])]
         self.ray = self._ray_server()
@@ -86,7 +86,7 @@ class Collector:
         self._next: dict[str, float] = {}
         self._ray_log_size = 0
         self.end: Exit | None = None
-        self._events = (folder / "events.jsonl").open("a", buffering=1)
+        self._events = EventLog(folder / "events.jsonl")
         self._linted: set[str] = set()
         self.orphans: list[str] = []
         self._last_at = 0.0
@@ -94,13 +94,6 @@ class Collector:
         self.intakes: dict[str, Intake] = {}
 
     # -- set-up ---------------------------------------------------------------------------------------------------
-
-    def _identity(self, name: str) -> tuple[int, int] | None:
-        try:
-            entry = json.loads((self.folder / "pump.json").read_text())[name]
-            return int(entry["pid"]), int(entry["started"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
 
     def _ray_server(self) -> JobServer | None:
         return JobServer(self.options["ray_address"]) if self.options["ray_job"] else None
@@ -353,30 +346,4 @@ class Collector:
 
     def record(self, kind: str, text: str, hit: Hit | None = None) -> None:
         """Append to events.jsonl, up to a limit."""
-        if self._events.tell() > EVENT_BYTES:
-            return
-        entry: dict[str, Any] = {
-            "at": round(time.time(), 3),
-            "kind": kind,
-            "text": redact(text),
-            "phase": self.seen.phases.name,
-        }
-        if hit is not None:
-            entry |= {"rule": hit.rule.id, "source": hit.source}
-        with contextlib.suppress(OSError):
-            self._events.write(json.dumps(entry) + "\n")
-
-
-def load(path: Path) -> dict[str, Any]:
-    """Return the JSON object of a file, empty when there is none."""
-    try:
-        body = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return body if isinstance(body, dict) else {}
-
-
-def alive(identity: tuple[int, int]) -> bool:
-    """Whether the process with this pid and start time lives."""
-    stat = read_stat(identity[0])
-    return stat is not None and stat.started == identity[1] and stat.state != "Z"
+        self._events.add(kind, text, self.seen.phases.name, hit)

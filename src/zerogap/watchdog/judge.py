@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from zerogap.watchdog.answers import Engine
 from zerogap.watchdog.cause import Cause, first_cause, hit_evidence, judged
 from zerogap.watchdog.ending import ended
 from zerogap.watchdog.events import Evidence, Exit, Verdict
-from zerogap.watchdog.scan import Hit
-from zerogap.watchdog.seen import Engine, Seen, moment
+from zerogap.watchdog.scan import Hit, moment
+from zerogap.watchdog.seen import Seen
 from zerogap.watchdog.verdicts import ENGINE_ROLES, make_verdict, retried
 from zerogap.watchdog.waits import circle
 

@@ -22,8 +22,8 @@ from zerogap.watchdog.incident import block, clock
 from zerogap.watchdog.lint import lint
 from zerogap.watchdog.redact import redact, redact_tree
 from zerogap.watchdog.rules import RuleBook, load_rules
-from zerogap.watchdog.scan import Hit, Scanner
-from zerogap.watchdog.seen import Seen, number
+from zerogap.watchdog.scan import Hit, Scanner, number
+from zerogap.watchdog.seen import Seen
 
 if TYPE_CHECKING:
     from zerogap.watchdog.options import Options

@@ -147,3 +147,16 @@ class Scanner:
         best = min((rule.rank for rule in causes), default=0)
         first = next((rule for rule in causes if rule.rank == best), None)
         return [rule for rule in found if rule.kind != "cause" or rule is first]
+
+
+def number(text: str | None) -> float:
+    """Return the number in a captured text, 0 for anything else."""
+    try:
+        return float(text or 0)
+    except ValueError:
+        return 0.0
+
+
+def moment(hit: Hit) -> float:
+    """Return the time that the line itself carries, else when it was read."""
+    return hit.line.stamp if hit.line.stamp is not None else hit.at

@@ -7,30 +7,18 @@ from collections import deque
 from dataclasses import replace
 from typing import Any
 
+from zerogap.watchdog.answers import Engine
 from zerogap.watchdog.budgets import Budgets
 from zerogap.watchdog.events import Activity, Evidence, Exit, Probe
 from zerogap.watchdog.gap_rule import GapRule
 from zerogap.watchdog.metrics import backend_down, non_finite, parse_metrics
 from zerogap.watchdog.phases import Phases
 from zerogap.watchdog.rules import WORK, RuleBook
-from zerogap.watchdog.scan import Hit
+from zerogap.watchdog.scan import Hit, moment, number
 from zerogap.watchdog.waits import group_edges
 
 MOST_NAMES = 1000
 KEPT = 500  # hits and exits remembered; the first of them are never dropped
-
-
-class Engine:
-    """What the probes of one address have said."""
-
-    def __init__(self) -> None:
-        self.worked_at: float | None = None  # last answer to a real request
-        self.answered_at: float | None = None  # last answer at all
-        self.fails = 0  # failed probes in a row
-        self.failing_since = 0.0
-        self.last: Probe | None = None
-        self.changed = 0
-        self.busy_at = float("-inf")
 
 
 class Seen:
@@ -302,24 +290,11 @@ class Seen:
 
     def probe(self, probe: Probe) -> None:
         """Take in the answer to a probe."""
-        engine = self.engines.setdefault(probe.url, Engine())
-        engine.last = probe
-        if probe.busy:
-            engine.busy_at = probe.at
-        engine.changed = engine.changed + 1 if probe.changed else 0
-        if probe.ok:
-            engine.fails = 0
-            engine.answered_at = probe.at
-            if probe.level == "generate":
-                engine.worked_at = probe.at
-                if not self.ready:
-                    self.ready = True
-                    if self.phases.name == "starting":
-                        self.phases.enter("engine ready", probe.at)
-            return
-        if not engine.fails:
-            engine.failing_since = probe.at
-        engine.fails += 1
+        self.engines.setdefault(probe.url, Engine()).take(probe)
+        if probe.ok and probe.level == "generate" and not self.ready:
+            self.ready = True
+            if self.phases.name == "starting":
+                self.phases.enter("engine ready", probe.at)
 
     def counted(self, at: float, tokens: bool, requests: bool) -> None:
         """Take in that an engine's counters moved."""
@@ -352,16 +327,3 @@ class Seen:
     def gpu_error(self, at: float, text: str) -> None:
         """Take in an XID or ECC error that the driver reported."""
         self.facts.append(Evidence(at, "nvml", text, "gpu-hardware-error"))
-
-
-def number(text: str | None) -> float:
-    """Return the number in a captured text, 0 for anything else."""
-    try:
-        return float(text or 0)
-    except ValueError:
-        return 0.0
-
-
-def moment(hit: Hit) -> float:
-    """Return the time that the line itself carries, else when it was read."""
-    return hit.line.stamp if hit.line.stamp is not None else hit.at

@@ -14,11 +14,12 @@ from zerogap.errors import UsageError, ZerogapError
 from zerogap.files import write_text_atomic
 from zerogap.watchdog import ending, judge
 from zerogap.watchdog.action import Action
-from zerogap.watchdog.collect import Collector, alive, load
+from zerogap.watchdog.collect import Collector
 from zerogap.watchdog.events import Verdict
 from zerogap.watchdog.machine import scheduler
 from zerogap.watchdog.processes import read_stat
-from zerogap.watchdog.seen import number
+from zerogap.watchdog.run_files import alive, load
+from zerogap.watchdog.scan import number
 
 TICK_S = 0.2
 MOST_FAILURES = 50  # turns in a row that may fail before the judge gives up
