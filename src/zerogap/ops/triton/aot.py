@@ -110,7 +110,7 @@ def build(config: KernelConfig, target: Target) -> Built:
 
 
 def _stack(cubin: bytes) -> int:
-    """Return the bytes of stack that a CUDA binary states for its kernel: read from its header, for any architecture."""
+    """Return the bytes of stack that a CUDA binary states for its kernel, whatever its architecture."""
     from triton import knobs
 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:

@@ -39,7 +39,7 @@ def slots(table_P, key_N, exists_N, PAGE_SIZE: tl.constexpr):
 def _key_sum(x_MN, LEVELS: tl.constexpr):
     """Sum float32 [M, 2^LEVELS] over keys as a tree of single additions: neighbours, then halves.
 
-    ``tl.sum`` leaves a chain to the compiler, and LLVM's vectoriser, as Triton 3.8 ships it, may change a chain's order,
+    ``tl.sum`` leaves a chain to the compiler, and LLVM's vectoriser as Triton 3.8 ships it may change a chain's order,
     not alike in every program. Neighbours come first because they mostly lie in one thread.
     """
     pairs_MN = tl.sum(tl.reshape(x_MN, [x_MN.shape[0], x_MN.shape[1] // 2, 2]), axis=2)
