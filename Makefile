@@ -5,10 +5,15 @@ BIN     = $(VENV)/bin
 STAMP   = $(VENV)/.installed
 KERNELS = $(VENV)/.kernels
 SANITIZE = kernels/build/sanitize
+# The kernels for GPUs are checked without one, with any Triton from 3.6 on: make test-triton TRITON=3.9.0. It is no part of
+# the CPU's environment, and not in constraints.txt, where it would stand against the one that a CUDA build of torch wants.
+TRITON ?= 3.6.0
+TRITON_VENV = .venv-triton/$(TRITON)
+TRITON_STAMP = $(TRITON_VENV)/.installed
 SMOLLM2 = .models/smollm2-135m-instruct
 
 .PHONY: demo kernels test test-all test-portable test-sanitize test-no-compiler lint types smollm2 test-smollm2 \
-  test-integrations test-peers bench-peers bench clean
+  test-triton test-triton-all test-integrations test-peers bench-peers bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -30,8 +35,8 @@ demo: $(KERNELS)  ## set up, train the small model with the gap at exactly 0, wr
 	$(BIN)/zerogap train configs/quickstart.toml run.dir=$$run && \
 	$(BIN)/zerogap report $$run -o $$run/report.html
 
-test: $(KERNELS)  ## the short form of every test; two at a time, since many of them wait
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal
+test: $(KERNELS)  ## the short form of every test but test-triton's; two at a time, since many of them wait
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal --ignore=tests/ops/triton
 
 test-all: $(KERNELS) smollm2  ## the full matrices and the real model
 	$(BIN)/python -m pytest -m 'not peer'
@@ -75,6 +80,18 @@ test-integrations: $(STAMP)  ## the tests with real TRL and Ray, which come on t
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,dev,integrations]'
 	$(BIN)/python -m pytest -m 'not peer and not model' tests/integrations tests/watchdog/test_ray.py
 
+$(TRITON_STAMP): pyproject.toml constraints.txt
+	test -x $(TRITON_VENV)/bin/python || $(PYTHON) -m venv $(TRITON_VENV)
+	$(TRITON_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,dev]' \
+	  triton==$(TRITON)
+	touch $@
+
+test-triton: $(TRITON_STAMP)  ## the GPU kernels without a GPU: built ahead of time and under Triton's interpreter
+	$(TRITON_VENV)/bin/python -m pytest -q -n 2 --dist worksteal tests/ops/triton tests/contracts/test_gpus_page.py
+
+test-triton-all: $(TRITON_STAMP)  ## every configuration of every kernel for every architecture: an hour or two
+	$(TRITON_VENV)/bin/python -m pytest -m slow tests/ops/triton
+
 test-peers: $(STAMP) smollm2  ## zerogap probe against real vLLM on the CPU, in an environment of its own
 	$(BIN)/python -m pytest -m peer tests/peers
 
@@ -85,4 +102,4 @@ bench: $(KERNELS) bench-peers  ## speed against the peers, in turn: wants a quie
 	$(BIN)/python bench/speed.py $(SMOLLM2) --json bench/data/speed.json
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-triton build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -262,6 +262,7 @@ def _gpu_software(device: torch.device) -> dict[str, Any]:
     import triton
 
     from zerogap.ops.triton.table import choices
+    from zerogap.ops.triton.targets import detect, pinned
 
     return {
         "driver": _driver(),
@@ -269,6 +270,7 @@ def _gpu_software(device: torch.device) -> dict[str, Any]:
         "rocm": torch.version.hip,
         "triton": triton.__version__,
         "kernels": choices(),
+        "switches": pinned(detect(device)),
     }
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
+import subprocess
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,14 +54,17 @@ class Built:
     Attributes:
         shared_memory: bytes of one program.
         instructions: matrix instructions with their shapes, as PTX or AMDGCN spells them, in sorted order.
-        hot_spills: accesses to spilled registers in the innermost loops that multiply; on AMD in the whole kernel.
+        stack: bytes of a thread's stack frame, where spilled registers go: with 0 nothing was spilled anywhere.
+        hot_spills: accesses to spilled registers in the innermost loops that multiply; on AMD in the whole kernel. None
+            if there is a stack frame and Triton's disassembler does not know the architecture: loops were not read.
         ttgir: Triton's GPU intermediate text, from which layouts and shapes are read.
         assembly: PTX or AMDGCN text.
     """
 
     shared_memory: int
     instructions: tuple[str, ...]
-    hot_spills: int
+    stack: int
+    hot_spills: int | None
     ttgir: str
     assembly: str
 
@@ -96,10 +101,31 @@ def build(config: KernelConfig, target: Target) -> Built:
     compiled = triton.compile(source, target=target.gpu_target(), options=compile_options(config, target))
     assembly = compiled.asm["ptx" if target.backend == "cuda" else "amdgcn"]
     if target.backend == "cuda":
-        spills = _hot_spills(compiled.asm["sass"])
+        stack = _stack(compiled.asm["cubin"])
+        spills = _sass_spills(compiled) if stack else 0
     else:
+        stack = int(re.search(r"\.private_segment_fixed_size:\s*(\d+)", assembly)[1])  # type: ignore[index]
         spills = int(re.search(r"\.vgpr_spill_count:\s*(\d+)", assembly)[1])  # type: ignore[index]
-    return Built(compiled.metadata.shared, _instructions(assembly), spills, compiled.asm["ttgir"], assembly)
+    return Built(compiled.metadata.shared, _instructions(assembly), stack, spills, compiled.asm["ttgir"], assembly)
+
+
+def _stack(cubin: bytes) -> int:
+    """Return the bytes of stack that a CUDA binary states for its kernel, whatever its architecture."""
+    from triton import knobs
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return max(int(match[1]) + int(match[2]) for match in re.finditer(r"\bSTACK:(\d+).*?\bLOCAL:(\d+)", usage))
+
+
+def _sass_spills(compiled: Any) -> int | None:
+    try:
+        return _hot_spills(compiled.asm["sass"])
+    except subprocess.CalledProcessError:  # the disassembler of CUDA 12.8 knows neither sm_103 nor sm_121
+        return None
 
 
 _INSTRUCTION = re.compile(r"\b(mma\.sync[\w.]*|wgmma\.mma_async[\w.]*|tcgen05\.mma[\w.:]*|v_mfma_\w+)")

@@ -19,6 +19,7 @@ from zerogap.ops.plan import Chunk
 from zerogap.ops.triton.aot import KernelConfig
 from zerogap.ops.triton.attention_backward import backward
 from zerogap.ops.triton.attention_kernels import attention_kernel, merge_kernel
+from zerogap.ops.triton.elementwise import levels
 from zerogap.ops.triton.launch import aligned, launch
 from zerogap.ops.triton.plan import AttentionPlan
 from zerogap.ops.triton.table import AttentionTile, attention_tile, note
@@ -124,6 +125,7 @@ def _constexprs(tile: AttentionTile, groups: int, share: int, width: int, page_s
         "BLOCK_M": tile.block_m,
         "BLOCK_D": padded_width(width),
         "KEY_BLOCK": tile.key_block,
+        "LEVELS": levels(tile.key_block),
         "SPLIT": tile.split,
     }
 

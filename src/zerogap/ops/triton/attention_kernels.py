@@ -9,6 +9,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from zerogap.ops.triton.elementwise import log, tree_sum
+
+_LOG2E = tl.constexpr(1.4426950408889634)
+
 
 @triton.jit
 def locate(tiles_T4, tile, group, SHARE: tl.constexpr, BLOCK_M: tl.constexpr):
@@ -32,9 +36,21 @@ def slots(table_P, key_N, exists_N, PAGE_SIZE: tl.constexpr):
 
 
 @triton.jit
+def _key_sum(x_MN, LEVELS: tl.constexpr):
+    """Sum float32 [M, 2^LEVELS] over keys as a tree of single additions: neighbours, then halves.
+
+    ``tl.sum`` leaves a chain to the compiler, and LLVM's vectoriser as Triton 3.8 ships it may change a chain's order,
+    not alike in every program. Neighbours come first because they mostly lie in one thread.
+    """
+    pairs_MN = tl.sum(tl.reshape(x_MN, [x_MN.shape[0], x_MN.shape[1] // 2, 2]), axis=2)
+    return tree_sum(pairs_MN, LEVELS - 1)
+
+
+@triton.jit
 def _walk_split(
     q_MD, k_ptr, v_ptr, table_P, position_M, length, first, last, scale, slot_stride,
     HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_D: tl.constexpr, KEY_BLOCK: tl.constexpr,
+    LEVELS: tl.constexpr,
 ):  # fmt: skip
     """Walk key blocks ``first`` to ``last`` of one split; return maximum, sum of weights, weighted values."""
     d_D = tl.arange(0, BLOCK_D)
@@ -52,7 +68,7 @@ def _walk_split(
         new_peak_M = tl.maximum(peak_M, tl.max(score_MN, 1))
         shrink_M = tl.exp2(peak_M - new_peak_M)
         weight_MN = tl.exp2(score_MN - new_peak_M[:, None])
-        total_M = total_M * shrink_M + tl.sum(weight_MN, 1)
+        total_M = total_M * shrink_M + _key_sum(weight_MN, LEVELS)
         v_ND = tl.load(v_ptr + slot_N[:, None] + d_D[None, :], mask=inside_ND, other=0.0)
         acc_MD = tl.dot(weight_MN.to(v_ND.dtype), v_ND, acc_MD * shrink_M[:, None], input_precision="ieee")
         peak_M = new_peak_M
@@ -83,6 +99,7 @@ def attention_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
     KEY_BLOCK: tl.constexpr,
+    LEVELS: tl.constexpr,  # KEY_BLOCK is 2^LEVELS
     SPLIT: tl.constexpr,
 ) -> None:
     """One tile of one group; with SPLIT_GRID one split of it."""
@@ -106,7 +123,7 @@ def attention_kernel(
             last = tl.minimum(first + SPLIT // KEY_BLOCK, blocks)
             peak_M, total_M, acc_MD = _walk_split(
                 q_MD, k_ptr, v_ptr, table_P, position_M, length, first, last, scale, slot_units * 16,
-                HEAD_DIM, PAGE_SIZE, BLOCK_D, KEY_BLOCK,
+                HEAD_DIM, PAGE_SIZE, BLOCK_D, KEY_BLOCK, LEVELS,
             )  # fmt: skip
             place_M += split.to(tl.int64) * rows * (GROUPS * SHARE)
             tl.store(out_RHD + place_M[:, None] * HEAD_DIM + d_D[None, :], acc_MD, mask=inside_MD)
@@ -121,7 +138,7 @@ def attention_kernel(
             last = tl.minimum(first + SPLIT // KEY_BLOCK, blocks)
             split_peak_M, split_total_M, acc_MD = _walk_split(
                 q_MD, k_ptr, v_ptr, table_P, position_M, length, first, last, scale, slot_units * 16,
-                HEAD_DIM, PAGE_SIZE, BLOCK_D, KEY_BLOCK,
+                HEAD_DIM, PAGE_SIZE, BLOCK_D, KEY_BLOCK, LEVELS,
             )  # fmt: skip
             peak_M, old_M, new_M = _shrink(peak_M, split_peak_M)
             total_M = total_M * old_M + split_total_M * new_M
@@ -136,7 +153,7 @@ def attention_kernel(
                 out_MD = _finish(acc_MD, total_M)
                 out_ptrs = out_RHD + place_M[:, None] * HEAD_DIM + d_D[None, :]
                 tl.store(out_ptrs, out_MD.to(out_RHD.dtype.element_ty), mask=inside_MD)
-        tl.store(log_sum_RH + place_M, peak_M + tl.log2(total_M), mask=real_M)
+        tl.store(log_sum_RH + place_M, peak_M + log(total_M) * _LOG2E, mask=real_M)
 
 
 @triton.jit
@@ -190,4 +207,4 @@ def merge_kernel(
         acc_HD = acc_HD * old_H[:, None] + split_acc_HD * new_H[:, None]
     out_HD = _finish(acc_HD, total_H)
     tl.store(out_RHD + place_H[:, None] * HEAD_DIM + d_D[None, :], out_HD.to(out_RHD.dtype.element_ty), mask=inside_HD)
-    tl.store(log_sum_RH + place_H, peak_H + tl.log2(total_H), mask=real_H)
+    tl.store(log_sum_RH + place_H, peak_H + log(total_H) * _LOG2E, mask=real_H)

@@ -11,11 +11,12 @@ from typing import Any
 
 
 def use_interpreter() -> None:
-    """Switch the interpreter on for this process and those it starts, and mend three things in that of Triton 3.6.
+    """Switch the interpreter on for this process and those it starts, and mend four things in it.
 
     It cuts the low bits of a float32 off that becomes a bfloat16, and may lose a carry; GPUs round to nearest even. It
     hands ``tl.dot`` to a library, whose order depends on the tile's shape, and takes a bfloat16 there for an integer:
-    here the inner dimension is walked in ascending order. And it makes a loop's bound an integer as numpy 2.4 refuses.
+    here the inner dimension is walked in ascending order. It makes a loop's bound an integer as numpy 2.4 refuses. And
+    ``fma`` rounds once from Triton 3.9 on: here a product and a sum, as before and as in the portable backend.
     """
     assert "triton" not in sys.modules or os.environ.get("TRITON_INTERPRET") == "1", "Triton was imported before"
     os.environ["TRITON_INTERPRET"] = "1"
@@ -48,7 +49,11 @@ def use_interpreter() -> None:
                 total_MN += a_MK[..., :, k, None] * b_KN[..., None, k, :]
             return interpreter.TensorHandle(total_MN.astype(d.data.dtype), d.dtype.scalar)
 
+        def fma(self: Any, x: Any, y: Any, z: Any) -> Any:
+            return interpreter.TensorHandle(x.data * y.data + z.data, z.dtype.scalar)
+
         interpreter.InterpreterBuilder.create_dot = dot
+        interpreter.InterpreterBuilder.create_fma = fma
         patch_tensor = interpreter._patch_lang_tensor
 
         def patch(tensor: Any, scope: Any) -> None:

@@ -89,8 +89,22 @@ _PINNED: dict[str, dict[str, Any]] = {
     },
     "interpreter": {},
 }
-# Switches that no launch can override; a run with one of them set would be another program.
-_REFUSED = ("DISABLE_PTXAS_OPT", "TRITON_OVERRIDE_ARCH", "TRITON_KERNEL_OVERRIDE", "LLVM_PASS_PLUGIN_PATH")
+# What the environment can set and no launch can override; a run with one of them set would be another program. (Those
+# that a launch overrides, as TRITON_DEFAULT_FP_FUSION and TRITON_F32_DEFAULT, need no refusal.)
+_REFUSED = (
+    "DISABLE_LLVM_OPT",
+    "DISABLE_MMA_V3",
+    "DISABLE_MMA_V5",
+    "DISABLE_PTXAS_OPT",
+    "LLVM_PASS_PLUGIN_PATH",
+    "TRITON_AMD_CODEGEN_PATH",
+    "TRITON_ENABLE_ASAN",
+    "TRITON_INSTRUMENTATION_MODE",
+    "TRITON_KERNEL_OVERRIDE",
+    "TRITON_LIBDEVICE_PATH",
+    "TRITON_OVERRIDE_ARCH",
+    "TRITON_PLUGIN_PATHS",
+)
 
 
 def pinned(target: Target) -> dict[str, Any]:
