@@ -20,7 +20,8 @@ _BASE = (
 )  # interpreter and libraries, resident before any tensor: 260 MiB measured, and the allocator's slack
 _REWARD_WORKER = 45 * 2**20  # a bare worker; what the reward function imports comes on top
 _LM_HEAD_ROWS = 64  # rows whose logits exist at once (ops.portable.logprob)
-_NATIVE_HEAD_ROWS = 256  # rows whose gradients of logits do (ops.native.logprob)
+_NATIVE_HEAD_ROWS = 256  # rows whose gradients of logits do (ops.native.logprob), beyond those of kept logits
+_KEPT_LOGITS = 512 * 2**20  # bytes of logits that a forward keeps (ops.native.logprob)
 _WORD = 4  # bytes of a float32
 _HALF = 2  # of a bfloat16
 _KEPT_SET = 500  # bytes of a kept set beside its content: a tensor of its own
@@ -163,7 +164,8 @@ def estimate_memory(config: Config, shape: Shape, longest_sequence: int, native:
     engine_rows = config.engine.max_rows_per_step
     decoding = min(config.engine.max_sequences, engine_rows)
     sides = 1 if config.engine.weights == "shared" else 2
-    head_rows = min(rows, _NATIVE_HEAD_ROWS) if native else 4 * _LM_HEAD_ROWS
+    kept_rows = min(rows, _KEPT_LOGITS // (shape.vocab_size * _WORD))
+    head_rows = min(rows, kept_rows + _NATIVE_HEAD_ROWS) if native else 4 * _LM_HEAD_ROWS
     return MemoryEstimate(
         weights=parameters * word,
         packed=sides * _packed(config, shape) if native else 0,
