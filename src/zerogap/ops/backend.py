@@ -142,8 +142,8 @@ def of_dtype(dtype: torch.dtype) -> ModuleType:
 def name_of(dtype: torch.dtype) -> str:
     """Return the name of the backend for CPU tensors of a type."""
     chosen = cpu_backend()
-    wide_only = chosen == "native" and dtype != torch.float32
-    return "portable" if wide_only or dtype == torch.float64 else chosen
+    narrow = chosen == "native" and dtype in (torch.bfloat16, torch.float16)
+    return "portable" if narrow or dtype == torch.float64 else chosen
 
 
 @cache

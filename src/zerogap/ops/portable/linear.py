@@ -54,6 +54,8 @@ def stale_copies(weights: Mapping[str, Tensor]) -> list[str]:
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_RK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, segments: int) -> Tensor:
+        if x_RK.dtype != weight_NK.dtype:
+            raise ValueError(f"linear: rows are {x_RK.dtype}, the weight is {weight_NK.dtype}")
         ctx.save_for_backward(x_RK, weight_NK)
         ctx.has_bias = bias_N is not None
         y_RN = tiled_product(wide(x_RK), pad_outputs(wide(weight_NK)), segments)[:, : len(weight_NK)]
