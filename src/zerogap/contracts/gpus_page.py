@@ -69,7 +69,7 @@ interpreter runs them on a CPU: that proves indexing, masks and the order of ope
 | Triton | built and read so far |
 |---|---|
 | 3.6.0 | every bfloat16 configuration (877, ten architectures); 154 float16 ones (sm_90, 100, gfx942); float32: none |
-| 3.9.0 | bfloat16 attention (heads of 128 and 256) and linear for sm_80, 90, 120, 121, gfx942, gfx950, some for 100, 103 |
+| 3.9.0 | some bfloat16 attention and linear kernels for sm_80, 90, 120, 121, gfx942, gfx950, some for 100, 103 |
 | 3.7.1, 3.8.0 | none; some kernels run under their interpreters |
 
 No version has built the whole matrix yet. Heads of 256 over several splits do not fit into the registers of sm_80, 86,
