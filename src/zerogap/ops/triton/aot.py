@@ -140,14 +140,49 @@ _SPILL = re.compile(r"\b(LDL|STL)\b")
 
 
 def _hot_spills(sass: str) -> int:
-    """Count accesses to spilled registers in the innermost loops that multiply matrices."""
-    lines = sass.splitlines()
-    labels = {match[1]: i for i, line in enumerate(lines) if (match := re.match(r"\s*(\.?L\w+):", line))}
-    loops = []
-    for i, line in enumerate(lines):
-        match = re.search(r"\bBRA\b.*?(\.?L_?\w+)", line)
-        if match and labels.get(match[1], i) < i:
-            loops.append((labels[match[1]], i))
+    """Count accesses to spilled registers in the innermost loops that multiply matrices.
+
+    Args:
+        sass: Triton's listing: one instruction of 16 bytes a line. It writes targets of some branches as labels, of
+            others (those with a uniform predicate) as addresses.
+    """
+    labels: dict[str, int] = {}
+    lines: list[str] = []
+    for line in sass.splitlines():
+        if match := re.match(r"\s*(\.?L\w+):", line):
+            labels[match[1]] = len(lines)
+        elif line.strip() and not line.startswith("Function:"):
+            lines.append(line)
+    goals = [_branch_goal(line, labels) for line in lines]
+    loops = [(goal, i) for i, goal in enumerate(goals) if goal is not None and goal < i]
+    loops = [loop for loop in loops if not _reaches(lines, goals, *loop)]
     hot = [loop for loop in loops if _MATRIX.search("\n".join(lines[loop[0] : loop[1]]))]
     inner = [(a, b) for a, b in hot if not any((a, b) != (c, d) and a <= c and d <= b for c, d in hot)]
     return sum(bool(_SPILL.search(line)) for a, b in inner for line in lines[a:b])
+
+
+def _branch_goal(line: str, labels: dict[str, int]) -> int | None:
+    match = re.search(r"\bBRA\b[^;]*?(?:\b0x([0-9a-f]+)|(\.?\bL_?\w+))", line)
+    if not match:
+        return None
+    return int(match[1], 16) // 16 if match[1] else labels.get(match[2])
+
+
+_LEAVES = re.compile(r"(?:^|\s)(?:BRA (?:0x|\.?L)|EXIT\b|RET\b)")
+
+
+def _reaches(lines: list[str], goals: list[int | None], head: int, end: int) -> bool:
+    """Say whether ``end`` runs without ``head``: then a branch back from it is code laid out far off, and no loop."""
+    seen, todo = {head}, [0]
+    while todo:
+        i = todo.pop()
+        if i in seen or i >= len(lines):
+            continue
+        if i == end:
+            return True
+        seen.add(i)
+        if (goal := goals[i]) is not None:
+            todo.append(goal)
+        if "@" in lines[i] or not _LEAVES.search(lines[i]):
+            todo.append(i + 1)
+    return False
