@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,7 @@ from zerogap.models.tokenizer import load_tokenizer
 from zerogap.ops import backend
 
 kernels = pytest.importorskip("zerogap_kernels")
+calls = importlib.import_module("zerogap.ops.native.calls")
 
 CONFIG = ModelConfig.from_dict(config_values())
 Wrapper = Callable[..., Any]
@@ -156,10 +158,10 @@ def test_a_path_of_other_bits_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_wrong_gradient_of_a_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(verdict.holds for verdict in check_gradients(CONFIG))
-    honest = kernels.silu_mul_backward
+    honest = calls.silu_mul_backward
 
     def wrong(gate: Tensor, up: Tensor, grad: Tensor, *rest: Any) -> None:
         honest(gate, up, grad * 1.001, *rest)
 
-    monkeypatch.setattr(kernels, "silu_mul_backward", wrong)
+    monkeypatch.setattr(calls, "silu_mul_backward", wrong)
     assert [verdict.name for verdict in check_gradients(CONFIG) if not verdict.holds] == ["gradient of silu_mul"]

@@ -15,7 +15,8 @@ from zerogap import ops
 from zerogap.ops import backend
 from zerogap.ops.rounding import round_weight
 
-kernels = pytest.importorskip("zerogap_kernels")
+pytest.importorskip("zerogap_kernels")
+calls = importlib.import_module("zerogap.ops.native.calls")
 logprob = importlib.import_module("zerogap.ops.native.logprob")
 
 ROWS, DEPTH, VOCABULARY = (
@@ -43,13 +44,13 @@ def native() -> object:
 def modes(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each call of the backward kernel found kept logits, in order."""
     seen: list[bool] = []
-    run: Callable[..., None] = kernels.token_logprobs_backward
+    run: Callable[..., None] = calls.token_logprobs_backward
 
     def listen(*arguments: Any, in_place: bool, **others: Any) -> None:
         seen.append(in_place)
         run(*arguments, in_place=in_place, **others)
 
-    monkeypatch.setattr(kernels, "token_logprobs_backward", listen)
+    monkeypatch.setattr(calls, "token_logprobs_backward", listen)
     return seen
 
 
@@ -100,7 +101,7 @@ def test_kept_and_computed_again_have_the_same_bits(
 def test_the_comparison_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: one kept logit, of a likely token, is off by the last place of its float."""
     expected = results(SETTINGS["plain"])
-    run = kernels.token_logprobs
+    run = calls.token_logprobs
 
     def spoil(*arguments: Any, logits: Tensor | None = None, **others: Any) -> None:
         run(*arguments, logits=logits, **others)
@@ -108,7 +109,7 @@ def test_the_comparison_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
         likely = logits[5, :VOCABULARY].argmax()
         logits[5, likely] = torch.nextafter(logits[5, likely], torch.tensor(99.0))
 
-    monkeypatch.setattr(kernels, "token_logprobs", spoil)
+    monkeypatch.setattr(calls, "token_logprobs", spoil)
     spoiled = results(SETTINGS["plain"])
     assert [same_bits(a, b) for a, b in zip(expected, spoiled, strict=True)] == [True, True, False, False]
 

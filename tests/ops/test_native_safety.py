@@ -321,3 +321,23 @@ def test_a_path_that_does_not_run_here_is_named() -> None:
 def test_an_unknown_backend_is_refused() -> None:
     with pytest.raises(UsageError, match="did you mean 'portable'"):
         backend.choose("portble", "--backend")
+
+
+def test_no_python_code_of_a_tensor_runs_while_it_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The binding drops whatever ``__dlpack__`` raises and asks in another way: Ctrl-C in there would be lost."""
+    asked: list[str] = []
+
+    def interrupted(*arguments: object, **named: object) -> object:
+        asked.append("__dlpack__")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Tensor, "__dlpack__", interrupted)
+    kernels.pack(WEIGHT, 1, 1)
+    assert asked  # given the tensor itself, the binding asks it, and the interrupt is gone
+    asked.clear()
+    decoder = random_decoder("qwen3", vocab_size=64).eval().requires_grad_(False)
+    engine_of(decoder).generate(requests(1))
+    for name, (op, shape) in UNARY.items():
+        x = normal(*shape).requires_grad_()
+        op(x).sum().backward()
+        assert asked == [], name

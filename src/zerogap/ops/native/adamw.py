@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-import zerogap_kernels as kernels
+from zerogap.ops.native import calls as kernels
 
 
 def sum_of_squares(values: Tensor) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import zerogap_kernels as kernels
+from zerogap.ops.native import calls as kernels
 from zerogap.ops.native.packed import heads
 from zerogap.ops.native.plan import native_plan
 from zerogap.ops.native.program import compile_program
@@ -40,7 +40,7 @@ class KVMemory:
 
     def store(self, layer: int, slots_R: Tensor, k_RGD: Tensor, v_RGD: Tensor) -> tuple[LayerKV, LayerKV]:
         """Store the rows' keys and values; return what `attention` takes in place of all of the layer's."""
-        self.cache.store(layer, slots_R, heads(k_RGD), heads(v_RGD))
+        kernels.call(self.cache.store, layer, slots_R, heads(k_RGD), heads(v_RGD))
         held = LayerKV(self.cache, layer)
         return held, held
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import zerogap_kernels as kernels
+from zerogap.ops.native import calls as kernels
 from zerogap.ops.native.packed import computed_with, packed, plain, rows
 from zerogap.ops.native.recipe import recipe_of
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import zerogap_kernels as kernels
+from zerogap.ops.native import calls as kernels
 from zerogap.ops.native.packed import computed_with, packed, rows
 from zerogap.ops.portable.kept import ID_BYTES, bitmask_bytes
 from zerogap.ops.portable.logprob import TokenLogprobs

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import zerogap_kernels as kernels
+from zerogap.ops.native import calls as kernels
 from zerogap.ops.native.packed import plain, rows, table
 from zerogap.ops.native.recipe import noted
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import zerogap_kernels as kernels
+from zerogap.ops.native import calls as kernels
 from zerogap.ops.native.packed import packed, plain, table
 from zerogap.ops.native.plan import native_plan
 from zerogap.ops.plan import AttentionPlan
@@ -67,8 +67,16 @@ class Program:
         for weight in self.tables:
             table(weight)  # likewise
         out_RK = torch.empty(len(tokens_R), self.width)
-        self.program.run(
-            tokens_R, positions_R, slots_R, *angles, native_plan(plan), cache, out_RK, torch.get_num_threads()
+        kernels.call(
+            self.program.run,
+            tokens_R,
+            positions_R,
+            slots_R,
+            *angles,
+            native_plan(plan),
+            cache,
+            out_RK,
+            torch.get_num_threads(),
         )
         return out_RK
 
@@ -119,13 +127,13 @@ class _Maker:
         builder = self.builder
         if step.op == "embedding":
             self.tables.append(with_["weight"])
-            builder.embedding(step.output, table(with_["weight"]))
+            kernels.call(builder.embedding, step.output, table(with_["weight"]))
         elif step.op == "linear":
             self.linears.append((with_["weight"], with_["segments"]))
             bias = None if with_["bias"] is None else self._held(with_["bias"])
-            builder.linear(step.output, *step.inputs, packed(with_["weight"], with_["segments"]), bias)
+            kernels.call(builder.linear, step.output, *step.inputs, packed(with_["weight"], with_["segments"]), bias)
         elif step.op == "rms_norm" and len(with_["weight"]) == self.widths[step.inputs[0]]:
-            builder.rms_norm(step.output, *step.inputs, self._held(with_["weight"]), with_["eps"])
+            kernels.call(builder.rms_norm, step.output, *step.inputs, self._held(with_["weight"]), with_["eps"])
         elif step.op == "add":
             builder.add(step.output, *step.inputs)
         elif step.op == "attention":
@@ -138,7 +146,7 @@ class _Maker:
 
     def _add_norm(self, add: Instruction, norm: Instruction) -> None:
         weight = self._held(norm.parameters["weight"])
-        self.builder.add_rms_norm(norm.output, add.output, *add.inputs, weight, norm.parameters["eps"])
+        kernels.call(self.builder.add_rms_norm, norm.output, add.output, *add.inputs, weight, norm.parameters["eps"])
 
     def _rotary(
         self,
@@ -161,7 +169,7 @@ class _Maker:
             q_in, k_in = q_norm.inputs[0], k_norm.inputs[0]
             weights = (self._held(q_norm.parameters["weight"]), self._held(k_norm.parameters["weight"]))
         heads, layer = q.parameters["heads"], store.parameters["layer"]
-        self.builder.rotary(q.output, q_in, k_in, store.inputs[1], heads, layer, *weights, eps)
+        kernels.call(self.builder.rotary, q.output, q_in, k_in, store.inputs[1], heads, layer, *weights, eps)
         return True
 
     def _held(self, weight: Tensor) -> Tensor:

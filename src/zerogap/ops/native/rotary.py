@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import zerogap_kernels as kernels
+from zerogap.ops.native import calls as kernels
 from zerogap.ops.native.packed import heads, plain
 
 
