@@ -49,7 +49,7 @@ def times_weight(grad_RN: Tensor, weight_NK: Tensor) -> Tensor:
     threads = torch.get_num_threads()
     values = computed_with(weight_NK)
     scratch = _transposed(weight_NK.shape[1], weight_NK.shape[0], values.dtype, threading.get_ident())
-    scratch.repack(values.T, threads)
+    kernels.call(scratch.repack, values.T, threads)
     kernels.linear(rows(grad_RN), scratch, None, grad_RK, threads)
     return grad_RK
 

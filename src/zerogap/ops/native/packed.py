@@ -32,7 +32,7 @@ def packed(weight_NK: Tensor, segments: int = 1) -> Any:
     if held is not None and held.rounded == rounded and held.copy.segments == segments:
         if held.state is not None and held.state == state:
             return held.copy
-        held.copy.repack(computed_with(weight_NK), torch.get_num_threads())
+        kernels.call(held.copy.repack, computed_with(weight_NK), torch.get_num_threads())
         copy = held.copy
     else:
         copy = kernels.pack(computed_with(weight_NK), segments, torch.get_num_threads())
@@ -95,7 +95,7 @@ def stale_copies(weights: Mapping[str, Tensor]) -> list[str]:
     for name, weight in weights.items():
         held, values, same = getattr(weight, _ATTRIBUTE, None), computed_with(weight), True
         if held is not None:
-            same = packed(weight, held.copy.segments).matches(values, torch.get_num_threads())
+            same = kernels.call(packed(weight, held.copy.segments).matches, values, torch.get_num_threads())
         if hasattr(weight, _TABLE) and is_rounded(weight):
             same = same and torch.equal(table(weight).view(torch.int16), values.view(torch.int16))
         if not same:
