@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+import gpu_kernels
 from zerogap.files import write_text_atomic
 
 if TYPE_CHECKING:
@@ -73,8 +74,6 @@ def machine(record: Record) -> int:
 
 def kernels(record: Record) -> int:
     """Build the kernels of the other stages with all cores into Triton's cache, where those find them."""
-    import gpu_kernels
-
     if _version("triton") == "not installed":
         print("Triton is not installed")
         return SKIPPED
