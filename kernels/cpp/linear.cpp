@@ -7,18 +7,6 @@ namespace zg {
 namespace ZG_PATH {
 namespace {
 
-// Panels that a tile of so many rows takes at once: as many accumulators as the registers hold.
-#if defined(__AVX512F__)
-constexpr int panels_for(int rows) { return rows <= 2 ? 8 : rows == 3 ? 6 : rows <= 4 ? 6 : rows <= 6 ? 4 : rows <= 8 ? 3 : 2; }
-constexpr int MOST_ROWS = 8;
-#elif defined(__AVX2__)
-constexpr int panels_for(int rows) { return rows == 1 ? 5 : rows == 2 ? 3 : rows == 3 ? 2 : 1; }
-constexpr int MOST_ROWS = 6;
-#else
-constexpr int panels_for(int) { return 1; }
-constexpr int MOST_ROWS = 4;
-#endif
-
 constexpr int64_t ROW_BLOCK = 96;           // most rows of a task: they stay in the second-level cache while panels pass
 constexpr int64_t BLOCK_FLOATS = 1 << 17;  // of these rows
 constexpr int64_t COLUMN_TASKS = 4, STREAMS = 2;  // tasks per member over the columns
@@ -87,8 +75,7 @@ void tile_of(int rows, int panels, const LinearArgs& args, int64_t row, int64_t 
   case n:                                                                                              \
     if constexpr (n <= MOST_ROWS) tile_of_panels<n, Load, AHEAD>(panels, args, row, panel, ahead); \
     break;
-    ZG_ROWS(1) ZG_ROWS(2) ZG_ROWS(3) ZG_ROWS(4) ZG_ROWS(5) ZG_ROWS(6)
-    ZG_ROWS(7) ZG_ROWS(8) ZG_ROWS(9) ZG_ROWS(10) ZG_ROWS(11) ZG_ROWS(12)
+    ZG_ROWS(1) ZG_ROWS(2) ZG_ROWS(3) ZG_ROWS(4) ZG_ROWS(5) ZG_ROWS(6) ZG_ROWS(7) ZG_ROWS(8)
 #undef ZG_ROWS
   }
 }

@@ -11,18 +11,6 @@ namespace {
 
 constexpr float INFINITE = __builtin_inff();
 
-// Accumulators of a tile: as many as the registers hold.
-#if defined(__AVX512F__)
-constexpr int head_panels(int rows) { return rows <= 2 ? 8 : rows <= 4 ? 6 : rows <= 6 ? 4 : 3; }
-constexpr int HEAD_ROWS = 8;
-#elif defined(__AVX2__)
-constexpr int head_panels(int rows) { return rows == 1 ? 5 : rows == 2 ? 3 : rows == 3 ? 2 : 1; }
-constexpr int HEAD_ROWS = 6;
-#else
-constexpr int head_panels(int) { return 1; }
-constexpr int HEAD_ROWS = 4;
-#endif
-
 template <int MR, int NP, class Load>
 void head_tile(const LogitArgs& args, int64_t row, int64_t panel, float* to, int64_t stride) {
   const typename Load::Element* panels[NP];
@@ -37,7 +25,7 @@ void head_tile(const LogitArgs& args, int64_t row, int64_t panel, float* to, int
 
 template <int MR, class Load>
 void head_strip(const LogitArgs& args, int64_t row, int64_t panel, int64_t end, float* to, int64_t stride) {
-  constexpr int NP = head_panels(MR);
+  constexpr int NP = panels_for(MR);
   for (; panel + NP <= end; panel += NP, to += NP * PANEL) head_tile<MR, NP, Load>(args, row, panel, to, stride);
   for (; panel < end; ++panel, to += PANEL) head_tile<MR, 1, Load>(args, row, panel, to, stride);
 }
@@ -48,13 +36,13 @@ void head_product(const LogitArgs& args, int64_t row, int64_t rows, int64_t pane
   for (; panel < end; panel += PANELS, to += PANELS * PANEL) {
     const int64_t stop = panel + PANELS < end ? panel + PANELS : end;
     int64_t done = 0;
-    for (; done + HEAD_ROWS <= rows; done += HEAD_ROWS) head_strip<HEAD_ROWS, Load>(args, row + done, panel, stop, to + done * stride, stride);
+    for (; done + MOST_ROWS <= rows; done += MOST_ROWS) head_strip<MOST_ROWS, Load>(args, row + done, panel, stop, to + done * stride, stride);
     switch (rows - done) {
 #define ZG_ROWS(n) \
   case n:          \
-    if constexpr (n < HEAD_ROWS) head_strip<n, Load>(args, row + done, panel, stop, to + done * stride, stride); \
+    if constexpr (n < MOST_ROWS) head_strip<n, Load>(args, row + done, panel, stop, to + done * stride, stride); \
     break;
-      ZG_ROWS(1) ZG_ROWS(2) ZG_ROWS(3) ZG_ROWS(4) ZG_ROWS(5) ZG_ROWS(6) ZG_ROWS(7) ZG_ROWS(8) ZG_ROWS(9) ZG_ROWS(10) ZG_ROWS(11)
+      ZG_ROWS(1) ZG_ROWS(2) ZG_ROWS(3) ZG_ROWS(4) ZG_ROWS(5) ZG_ROWS(6) ZG_ROWS(7)
 #undef ZG_ROWS
     }
   }

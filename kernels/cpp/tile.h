@@ -42,6 +42,18 @@ ZG_INLINE void multiply(F16 (&acc)[MR][NP], const float* a, int64_t a_row, int64
   }
 }
 
+// Panels that a tile of so many rows of a packed weight takes at once: as many accumulators as the registers hold.
+#if defined(__AVX512F__)
+constexpr int panels_for(int rows) { return rows <= 2 ? 8 : rows <= 4 ? 6 : rows <= 6 ? 4 : 3; }
+constexpr int MOST_ROWS = 8;
+#elif defined(__AVX2__)
+constexpr int panels_for(int rows) { return rows == 1 ? 5 : rows == 2 ? 3 : rows == 3 ? 2 : 1; }
+constexpr int MOST_ROWS = 6;
+#else
+constexpr int panels_for(int) { return 1; }
+constexpr int MOST_ROWS = 4;
+#endif
+
 template <int MR, int NP>
 ZG_INLINE void clear(F16 (&acc)[MR][NP]) {
 #pragma GCC unroll 16
