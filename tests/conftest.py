@@ -1,8 +1,13 @@
 """Before torch loads: idle OpenMP threads wait passively, as under the command, or they ruin a shared machine."""
 
 import os
+import signal
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# A shell starts what it puts into the background with Ctrl-C ignored, and all its children inherit that.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from hypothesis import settings
 

@@ -5,10 +5,15 @@ Without the package there is nothing to test here; a package that does not load 
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
+
+# A shell starts what it puts into the background with Ctrl-C ignored, and all its children inherit that.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if find_spec("zerogap_kernels"):
     import zerogap_kernels as kernels
