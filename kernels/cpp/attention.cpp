@@ -129,8 +129,8 @@ void add_values(Tile& tile, int64_t first, int64_t end, bool fresh, Ahead* ahead
   }
 }
 
-// Keys [first, end) of one split: fills out, greatest and lanes.
-void walk(Tile& tile, int64_t first, int64_t end) {
+// Keys [first, end) of one split: fills out, greatest and lanes. What comes `after` is fetched at the end.
+void walk(Tile& tile, int64_t first, int64_t end, Ahead after = {nullptr, 0, 0}) {
   const int64_t size = KEY_PANEL * tile.head_dim;
   const float* panels[BLOCK_PANELS];
   Run next[BLOCK_PANELS], values[KEY_BLOCK];
@@ -152,7 +152,7 @@ void walk(Tile& tile, int64_t first, int64_t end) {
     weigh(tile, block, used, block == first);
     count = stop < end ? find_panels(stop) : 0;
     Ahead next_keys{next, count, 0};
-    add_values(tile, block, stop, block == first, &next_keys);
+    add_values(tile, block, stop, block == first, stop < end ? &next_keys : &after);
   }
 }
 
@@ -228,7 +228,20 @@ void lay_out(Team& team, const AttentionArgs& args) {
   }
 }
 
-void attend(Team& team, const AttentionArgs& args, const Item& item, int64_t group) {
+// The first keys of a task, where they lie in whole panels.
+Ahead first_keys(const AttentionArgs& args, int64_t task, Run* runs) {
+  if (args.packed || task >= args.plan.item_count * args.kv_heads || args.plan.page_size % KEY_PANEL != 0) return {nullptr, 0, 0};
+  const Item& item = args.plan.items[task / args.kv_heads];
+  const Chunk& chunk = args.plan.chunks[item.chunk];
+  const Sequence sequence = sequence_of(args, chunk, task % args.kv_heads);
+  const int64_t first = item.split > 0 ? item.split * SPLIT : 0, end = chunk.start + item.first + item.count;
+  int count = 0;
+  for (int64_t key = first; key < end && count < BLOCK_PANELS; key += KEY_PANEL)
+    runs[count++] = {key_panel(sequence, key, end, nullptr), KEY_PANEL * args.head_dim};
+  return {runs, count, 0};
+}
+
+void attend(Team& team, const AttentionArgs& args, const Item& item, int64_t group, Ahead after) {
   const Chunk& chunk = args.plan.chunks[item.chunk];
   const int64_t share = args.heads / args.kv_heads, dim = args.head_dim, width = up(dim, LANES);
   Tile tile{};
@@ -250,7 +263,7 @@ void attend(Team& team, const AttentionArgs& args, const Item& item, int64_t gro
   const int64_t end = tile.first_position + item.count;  // keys that the last row sees
   if (item.split >= 0) {
     const int64_t first = item.split * SPLIT;
-    walk(tile, first, first + SPLIT < end ? first + SPLIT : end);
+    walk(tile, first, first + SPLIT < end ? first + SPLIT : end, after);
     float* partials = partials_of(args);
     for (int64_t m = 0; m < height; ++m) {
       float* to = partials + ((item.partial + m / share) * args.heads + group * share + m % share) * (width + LANES);
@@ -260,7 +273,7 @@ void attend(Team& team, const AttentionArgs& args, const Item& item, int64_t gro
     }
     return;
   }
-  walk(tile, 0, SPLIT < end ? SPLIT : end);
+  walk(tile, 0, SPLIT < end ? SPLIT : end, after);
   float* out = tile.out;
   for (int64_t m = 0; m < height; ++m) tile.joined_sum[m] = tree_sum(load(tile.lanes + m * LANES));
   if (end > SPLIT) {
@@ -296,8 +309,11 @@ void attention(Team& team, Work& work, const AttentionArgs& args) {
     lay_out(team, args);
     team.barrier();
   }
-  for (int64_t task = work.next(); task < args.plan.item_count * args.kv_heads; task = work.next())
-    attend(team, args, args.plan.items[task / args.kv_heads], task % args.kv_heads);
+  for (int64_t task = work.next(); task < args.plan.item_count * args.kv_heads; task = work.next()) {
+    Run runs[BLOCK_PANELS];
+    const Ahead after = first_keys(args, work.upcoming(), runs);
+    attend(team, args, args.plan.items[task / args.kv_heads], task % args.kv_heads, after);
+  }
   if (args.plan.join_count == 0) return;
   team.barrier();
   for (int64_t task = team.index; task < args.plan.join_count * args.heads; task += team.count)
