@@ -129,30 +129,45 @@ void add_values(Tile& tile, int64_t first, int64_t end, bool fresh, Ahead* ahead
   }
 }
 
-// Keys [first, end) of one split: fills out, greatest and lanes. What comes `after` is fetched at the end.
-void walk(Tile& tile, int64_t first, int64_t end, Ahead after = {nullptr, 0, 0}) {
-  const int64_t size = KEY_PANEL * tile.head_dim;
+// Memory of a block of keys, in the order in which it is read.
+struct Block {
+  Run keys[BLOCK_PANELS], values[KEY_BLOCK];
+  int key_runs = 0, value_runs = 0;
+};
+
+// Where the keys (in place, or gathered into `scratch`) and values of [first, stop) lie.
+void find_block(const Sequence& sequence, int64_t first, int64_t stop, int64_t end, float* scratch, Block& block) {
+  const int64_t size = KEY_PANEL * sequence.head_dim;
+  block.key_runs = block.value_runs = 0;
+  for (int64_t key = first; key < stop; key += KEY_PANEL, ++block.key_runs)
+    block.keys[block.key_runs] = {key_panel(sequence, key, end, scratch + block.key_runs * size), size};
+  block.value_runs = value_runs(sequence, first, stop, block.values);
+  for (int i = 0; i < block.value_runs; ++i) block.values[i].length *= sequence.width;
+}
+
+// Keys [first, end) of one split: fills out, greatest and lanes. While a block is at work the next one is fetched, keys
+// with keys and values with values; after the last it is the block `after`.
+void walk(Tile& tile, int64_t first, int64_t end, const Block& after) {
+  const bool in_place = tile.sequence.page_size % KEY_PANEL == 0;
   const float* panels[BLOCK_PANELS];
-  Run next[BLOCK_PANELS], values[KEY_BLOCK];
-  const auto find_panels = [&](int64_t block) {
-    const int64_t stop = block + KEY_BLOCK < end ? block + KEY_BLOCK : end;
-    const int count = static_cast<int>((stop - block + KEY_PANEL - 1) / KEY_PANEL);
-    for (int p = 0; p < count; ++p) next[p] = {key_panel(tile.sequence, block + p * KEY_PANEL, end, tile.panels + p * size), size};
-    return count;
+  Block blocks[2];
+  const auto find = [&](int64_t block, Block& to) {
+    find_block(tile.sequence, block, block + KEY_BLOCK < end ? block + KEY_BLOCK : end, end, tile.panels, to);
   };
-  int count = find_panels(first);
-  for (int64_t block = first; block < end; block += KEY_BLOCK) {
+  int turn = 0;
+  for (int64_t block = first; block < end; block += KEY_BLOCK, turn = 1 - turn) {
     const int64_t stop = block + KEY_BLOCK < end ? block + KEY_BLOCK : end;
-    const int used = count;
-    for (int p = 0; p < used; ++p) panels[p] = next[p].from;
+    if (block == first || !in_place) find(block, blocks[turn]);
+    if (stop < end && in_place) find(stop, blocks[1 - turn]);
+    const Block& next = stop < end ? blocks[1 - turn] : after;
+    for (int p = 0; p < blocks[turn].key_runs; ++p) panels[p] = blocks[turn].keys[p].from;
     const Run depth{nullptr, tile.head_dim};
-    Ahead its_values{values, value_runs(tile.sequence, block, stop, values), 0};
-    for (int i = 0; i < its_values.left; ++i) values[i].length *= tile.width;
-    product({tile.q, tile.head_dim, 1, panels, &depth, 1, KEY_PANEL, tile.scores, KEY_BLOCK, false, nullptr, &its_values}, tile.height(), used);
-    weigh(tile, block, used, block == first);
-    count = stop < end ? find_panels(stop) : 0;
-    Ahead next_keys{next, count, 0};
-    add_values(tile, block, stop, block == first, stop < end ? &next_keys : &after);
+    Ahead keys{next.keys, next.key_runs, 0}, values{next.values, next.value_runs, 0};
+    if (stop < end && !in_place) keys.left = values.left = 0;
+    product({tile.q, tile.head_dim, 1, panels, &depth, 1, KEY_PANEL, tile.scores, KEY_BLOCK, false, nullptr, &keys}, tile.height(),
+            blocks[turn].key_runs);
+    weigh(tile, block, blocks[turn].key_runs, block == first);
+    add_values(tile, block, stop, block == first, &values);
   }
 }
 
@@ -228,20 +243,16 @@ void lay_out(Team& team, const AttentionArgs& args) {
   }
 }
 
-// The first keys of a task, where they lie in whole panels.
-Ahead first_keys(const AttentionArgs& args, int64_t task, Run* runs) {
-  if (args.packed || task >= args.plan.item_count * args.kv_heads || args.plan.page_size % KEY_PANEL != 0) return {nullptr, 0, 0};
+// The first block of a task, where keys lie in whole panels.
+void first_block(const AttentionArgs& args, int64_t task, Block& block) {
+  if (args.packed || task >= args.plan.item_count * args.kv_heads || args.plan.page_size % KEY_PANEL != 0) return;
   const Item& item = args.plan.items[task / args.kv_heads];
   const Chunk& chunk = args.plan.chunks[item.chunk];
-  const Sequence sequence = sequence_of(args, chunk, task % args.kv_heads);
   const int64_t first = item.split > 0 ? item.split * SPLIT : 0, end = chunk.start + item.first + item.count;
-  int count = 0;
-  for (int64_t key = first; key < end && count < BLOCK_PANELS; key += KEY_PANEL)
-    runs[count++] = {key_panel(sequence, key, end, nullptr), KEY_PANEL * args.head_dim};
-  return {runs, count, 0};
+  find_block(sequence_of(args, chunk, task % args.kv_heads), first, first + KEY_BLOCK < end ? first + KEY_BLOCK : end, end, nullptr, block);
 }
 
-void attend(Team& team, const AttentionArgs& args, const Item& item, int64_t group, Ahead after) {
+void attend(Team& team, const AttentionArgs& args, const Item& item, int64_t group, const Block& after) {
   const Chunk& chunk = args.plan.chunks[item.chunk];
   const int64_t share = args.heads / args.kv_heads, dim = args.head_dim, width = up(dim, LANES);
   Tile tile{};
@@ -282,7 +293,7 @@ void attend(Team& team, const AttentionArgs& args, const Item& item, int64_t gro
     out = tile.joined;
   }
   for (int64_t first = SPLIT; first < end; first += SPLIT) {
-    walk(tile, first, first + SPLIT < end ? first + SPLIT : end);
+    walk(tile, first, first + SPLIT < end ? first + SPLIT : end, {});
     for (int64_t m = 0; m < height; ++m) {
       if (tile.position(m) < first) continue;  // sees nothing of this split
       const float sum = tree_sum(load(tile.lanes + m * LANES));
@@ -310,8 +321,8 @@ void attention(Team& team, Work& work, const AttentionArgs& args) {
     team.barrier();
   }
   for (int64_t task = work.next(); task < args.plan.item_count * args.kv_heads; task = work.next()) {
-    Run runs[BLOCK_PANELS];
-    const Ahead after = first_keys(args, work.upcoming(), runs);
+    Block after;
+    first_block(args, work.upcoming(), after);
     attend(team, args, args.plan.items[task / args.kv_heads], task % args.kv_heads, after);
   }
   if (args.plan.join_count == 0) return;

@@ -10,10 +10,15 @@ namespace {
 constexpr int64_t ROW_BLOCK = 96;           // most rows of a task: they stay in the second-level cache while panels pass
 constexpr int64_t BLOCK_FLOATS = 1 << 17;  // of these rows
 constexpr int64_t COLUMN_TASKS = 4, STREAMS = 2;  // tasks per member over the columns
+// With so few rows that memory is the bound, so many bytes of a group's panels are fetched ahead, taken together: just
+// before the processor's own prefetching, which further fetches would disturb.
+constexpr int64_t BYTES_AHEAD = 96 * 64, FEW_ROWS = 2;  // the latter for each byte of an element
 
-// Where AHEAD, as much memory as these panels take, `ahead` elements beyond them, is fetched while they are at work.
-template <int MR, int NP, class Load, bool AHEAD>
+// As much memory as the first FETCH of these panels take (all, if ALL), `ahead` elements beyond them, is fetched meanwhile.
+constexpr int ALL = -1;
+template <int MR, int NP, class Load, int FETCH>
 void tile(const LinearArgs& args, int64_t row, int64_t panel, int64_t ahead) {
+  constexpr int FETCHED = FETCH == ALL || FETCH > NP ? NP : FETCH;
   const Packed& weight = *args.weight;
   const int64_t width = weight.in_features / weight.segments;
   const typename Load::Element* panels[NP];
@@ -23,12 +28,12 @@ void tile(const LinearArgs& args, int64_t row, int64_t panel, int64_t ahead) {
   F16 acc[MR][NP];
   if (weight.segments == 1) {
     clear(acc);
-    multiply<MR, NP, Load, AHEAD>(acc, x, args.x_stride, 1, panels, PANEL, width, ahead);
+    multiply<MR, NP, Load, FETCHED>(acc, x, args.x_stride, 1, panels, PANEL, width, ahead);
   } else {
     F16 held[3][MR][NP];  // sums of 1, 2 and 4 segments that wait for their neighbour
     for (int segment = 0; segment < weight.segments; ++segment) {
       clear(acc);
-      multiply<MR, NP, Load, AHEAD>(acc, x, args.x_stride, 1, panels, PANEL, width, ahead);
+      multiply<MR, NP, Load, FETCHED>(acc, x, args.x_stride, 1, panels, PANEL, width, ahead);
       x += width;
       for (int p = 0; p < NP; ++p) panels[p] += width * PANEL;
       int level = 0;
@@ -57,23 +62,23 @@ void tile(const LinearArgs& args, int64_t row, int64_t panel, int64_t ahead) {
 }
 
 // The tile of a size known only now.
-template <int MR, class Load, bool AHEAD>
+template <int MR, class Load, int FETCH>
 void tile_of_panels(int panels, const LinearArgs& args, int64_t row, int64_t panel, int64_t ahead) {
   switch (panels) {
 #define ZG_PANELS(n)                                                                   \
   case n:                                                                              \
-    if constexpr (n <= panels_for(MR)) tile<MR, n, Load, AHEAD>(args, row, panel, ahead); \
+    if constexpr (n <= panels_for(MR)) tile<MR, n, Load, FETCH>(args, row, panel, ahead); \
     break;
     ZG_PANELS(1) ZG_PANELS(2) ZG_PANELS(3) ZG_PANELS(4) ZG_PANELS(5) ZG_PANELS(6) ZG_PANELS(7) ZG_PANELS(8)
 #undef ZG_PANELS
   }
 }
-template <class Load, bool AHEAD>
+template <class Load, int FETCH>
 void tile_of(int rows, int panels, const LinearArgs& args, int64_t row, int64_t panel, int64_t ahead) {
   switch (rows) {
 #define ZG_ROWS(n)                                                                                     \
   case n:                                                                                              \
-    if constexpr (n <= MOST_ROWS) tile_of_panels<n, Load, AHEAD>(panels, args, row, panel, ahead); \
+    if constexpr (n <= MOST_ROWS) tile_of_panels<n, Load, FETCH>(panels, args, row, panel, ahead); \
     break;
     ZG_ROWS(1) ZG_ROWS(2) ZG_ROWS(3) ZG_ROWS(4) ZG_ROWS(5) ZG_ROWS(6) ZG_ROWS(7) ZG_ROWS(8)
 #undef ZG_ROWS
@@ -81,8 +86,8 @@ void tile_of(int rows, int panels, const LinearArgs& args, int64_t row, int64_t 
 }
 
 // Rows [first, last) against panels [begin, end): a few panels at a time meet all rows while they are in cache, and the
-// next few are fetched meanwhile, the last time what comes `after` this task. Groups of panels are of nearly equal size: a
-// single one at the end would starve.
+// next few are fetched meanwhile, spread over the tiles, since memory gives no more in the time of one; the last time it
+// is what comes `after` this task. Groups of panels are of nearly equal size: a single one at the end would starve.
 template <class Load>
 void block(const LinearArgs& args, int64_t first, int64_t last, int64_t begin, int64_t end, const typename Load::Element* after) {
   using Element = typename Load::Element;
@@ -98,13 +103,20 @@ void block(const LinearArgs& args, int64_t first, int64_t last, int64_t begin, i
       const uintptr_t here = reinterpret_cast<uintptr_t>(static_cast<const Element*>(args.weight->data) + panel * panel_size);
       ahead = after == nullptr ? 0 : static_cast<int64_t>(reinterpret_cast<uintptr_t>(after) - here) / static_cast<int64_t>(sizeof(Element));
     }
+    if (last - first <= FEW_ROWS * static_cast<int64_t>(sizeof(Element))) ahead = BYTES_AHEAD / panels / static_cast<int64_t>(sizeof(Element));
     for (int64_t t = 0; t < tiles; ++t) {
       const int64_t row = first + (last - first) * t / tiles;
       const int rows = static_cast<int>(first + (last - first) * (t + 1) / tiles - row);
-      if (t == 0 && ahead != 0)
-        tile_of<Load, true>(rows, panels, args, row, panel, ahead);
+      const int from = static_cast<int>(panels * t / tiles), fetched = static_cast<int>(panels * (t + 1) / tiles) - from;
+      const int64_t beyond = ahead + from * panel_size;
+      if (ahead == 0 || fetched == 0)
+        tile_of<Load, 0>(rows, panels, args, row, panel, 0);
+      else if (fetched == 1)
+        tile_of<Load, 1>(rows, panels, args, row, panel, beyond);
+      else if (fetched == 2)
+        tile_of<Load, 2>(rows, panels, args, row, panel, beyond);
       else
-        tile_of<Load, false>(rows, panels, args, row, panel, 0);
+        tile_of<Load, ALL>(rows, panels, args, row, panel, beyond);
     }
   }
 }

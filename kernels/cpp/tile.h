@@ -21,7 +21,7 @@ struct LoadBF16 {
 
 // acc[m][p] += a[m * a_row + k * a_step] * b[p][k * b_step .. + 16] for k in 0..depth. Where AHEAD, what lies `ahead`
 // elements beyond each b is fetched towards the cache on the way.
-template <int MR, int NP, class Load, bool AHEAD = false>
+template <int MR, int NP, class Load, int FETCHED = 0>
 ZG_INLINE void multiply(F16 (&acc)[MR][NP], const float* a, int64_t a_row, int64_t a_step,
                         const typename Load::Element* const (&b)[NP], int64_t b_step, int64_t depth,
                         int64_t ahead = 0) {
@@ -29,10 +29,8 @@ ZG_INLINE void multiply(F16 (&acc)[MR][NP], const float* a, int64_t a_row, int64
     F16 column[NP];
 #pragma GCC unroll 16
     for (int p = 0; p < NP; ++p) column[p] = Load::at(b[p] + k * b_step);
-    if constexpr (AHEAD) {
 #pragma GCC unroll 16
-      for (int p = 0; p < NP; ++p) __builtin_prefetch(b[p] + k * b_step + ahead, 0, 2);
-    }
+    for (int p = 0; p < FETCHED; ++p) __builtin_prefetch(b[p] + k * b_step + ahead, 0, 2);
 #pragma GCC unroll 16
     for (int m = 0; m < MR; ++m) {
       const F16 x = set(a[m * a_row + k * a_step]);

@@ -8,7 +8,7 @@ function takes and returns.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -16,7 +16,7 @@ from zerogap.ops import backend
 from zerogap.ops.plan import AttentionPlan, Chunk
 from zerogap.ops.portable.linear import segment_count
 from zerogap.ops.portable.logprob import TokenLogprobs
-from zerogap.ops.portable.sampling import Sampled, SamplerRows, uniform
+from zerogap.ops.portable.sampling import Sampled, SamplerRows
 from zerogap.ops.record import CacheLayer, Symbol
 
 __all__ = [
@@ -110,6 +110,11 @@ def sample(
 ) -> Sampled:
     """Draw each row's next token, with its log-prob and the ``top`` most probable tokens."""
     return backend.of(hidden_RK).sample(hidden_RK, lm_head_VK, settings, uniform_R, top)
+
+
+def uniform(seed: int, keys: Sequence[tuple[int, int, int, int]]) -> Tensor:
+    """Return one number in [0, 1) per key (step, prompt, sample, position), float64 [R]; every backend has the same."""
+    return backend.of_host().uniform(seed, keys)
 
 
 def stale_copies(weights: Mapping[str, Tensor]) -> list[str]:

@@ -139,6 +139,11 @@ def of_dtype(dtype: torch.dtype) -> ModuleType:
     return _module(name_of(dtype))
 
 
+def of_host() -> ModuleType:
+    """Return the backend for numbers that the host makes, whatever computes with them."""
+    return _module("native" if cpu_backend() == "native" else "portable")
+
+
 def name_of(dtype: torch.dtype) -> str:
     """Return the name of the backend for CPU tensors of a type."""
     chosen = cpu_backend()

@@ -9,6 +9,7 @@ from zerogap.ops.native.linear import linear
 from zerogap.ops.native.logprob import sample, token_logprobs
 from zerogap.ops.native.norm import embedding, rms_norm, silu_mul
 from zerogap.ops.native.packed import stale_copies
+from zerogap.ops.native.philox import uniform
 from zerogap.ops.native.rotary import rotary
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "silu_mul",
     "stale_copies",
     "token_logprobs",
+    "uniform",
 ]

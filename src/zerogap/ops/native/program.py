@@ -15,7 +15,7 @@ from zerogap.ops.plan import AttentionPlan
 from zerogap.ops.record import Instruction, Recording
 
 
-@dataclass(frozen=True)
+@dataclass
 class Program:
     """A forward over rows.
 
@@ -26,6 +26,7 @@ class Program:
         tables: embeddings, whose rows the program reads as `table` gives them.
         others: further weights; the program reads their own memory.
         places: where the weights lay when the program was made.
+        counts: torch's counts of the weights' changes when their copies were last renewed; None: they are not known.
     """
 
     program: Any
@@ -33,7 +34,8 @@ class Program:
     linears: tuple[tuple[Tensor, int], ...]
     tables: tuple[Tensor, ...]
     others: tuple[Tensor, ...]
-    places: tuple[int, ...]
+    places: list[int]
+    counts: list[int] | None = None
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         # A copy of a decoder records its own: this one reads the memory of these weights.
@@ -62,10 +64,7 @@ class Program:
             plan: which rows meet which keys.
             cache: keys and values (``zerogap_kernels.Cache``).
         """
-        for weight, segments in self.linears:
-            packed(weight, segments)  # renews the copy in place if the weight has changed
-        for weight in self.tables:
-            table(weight)  # likewise
+        self._renew_copies()
         out_RK = torch.empty(len(tokens_R), self.width)
         kernels.call(
             self.program.run,
@@ -79,6 +78,19 @@ class Program:
             torch.get_num_threads(),
         )
         return out_RK
+
+    def _renew_copies(self) -> None:
+        """Renew, in place, the copies of weights that have changed."""
+        weights = [*[weight for weight, _ in self.linears], *self.tables]
+        counted = not any([weight.is_inference() for weight in weights])  # torch does not count their changes
+        counts = [weight._version for weight in weights] if counted else None
+        if counts is not None and counts == self.counts:
+            return
+        for weight, segments in self.linears:
+            packed(weight, segments)
+        for weight in self.tables:
+            table(weight)
+        self.counts = counts
 
 
 def compile_program(recording: Recording) -> Program | None:
@@ -179,6 +191,5 @@ class _Maker:
 
 def _places(
     linears: tuple[tuple[Tensor, int], ...], tables: tuple[Tensor, ...], others: tuple[Tensor, ...]
-) -> tuple[int, ...]:
-    weights = (*(weight for weight, _ in linears), *tables, *others)
-    return tuple(weight.data_ptr() for weight in weights)
+) -> list[int]:
+    return [weight.data_ptr() for weight in (*[weight for weight, _ in linears], *tables, *others)]
