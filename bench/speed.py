@@ -4,7 +4,7 @@
 
 Each side is a process that loads once; the sides of a row take turns (A B B A …), and those whose turn it is not are
 stopped. A ratio is the other side's time over ours, per round: above 1 we are faster. The peaks of the machine are
-measured first, and each row says which share of its own roofline it reaches. ``--list`` names the rows; ``make
+measured before each row, which says which share of its own roofline it reaches. ``--list`` names the rows; ``make
 bench-peers`` makes the peers.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -151,11 +152,14 @@ def main() -> int:
     logs.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
     only = set(options.sides.split(",")) if options.sides else None
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stopped sides do not end by themselves
     with Bench(options.model.resolve(), machine, options.rounds, options.short, only, logs) as bench:
-        for name in known:
-            if name in wanted:
-                found = known[name](bench)
-                rows += found if isinstance(found, list) else [found]
+        for name in (name for name in known if name in wanted):
+            bench.machine = measure(machine.threads)  # what neighbours leave of it changes within minutes
+            found = known[name](bench)
+            for row in found if isinstance(found, list) else [found]:
+                row.extra["machine"] = bench.machine.about()
+                rows.append(row)
         about = bench.about()
     made = {
         "schema": SCHEMA,

@@ -16,7 +16,7 @@ from grpo_task import PROMPTS, reward_of  # noqa: E402
 from jsonlines import Answer, Watch, prompts, serve, take_stdout, timed  # noqa: E402
 
 from zerogap.engine import Completion, Engine, EngineConfig, Request, SamplingParams  # noqa: E402
-from zerogap.models.decoder import Decoder  # noqa: E402
+from zerogap.models.decoder import Decoder, WeightsFormat  # noqa: E402
 from zerogap.models.tokenizer import load_tokenizer  # noqa: E402
 from zerogap.models.weights import load_decoder, weights_digest  # noqa: E402
 from zerogap.ops import ambient, backend  # noqa: E402
@@ -36,8 +36,8 @@ KV_BYTES = 1 << 30
 class Ours:
     """Engine and trainer of one model folder, each made when first asked for."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype) -> None:
-        self.folder, self.dtype = folder, dtype
+    def __init__(self, folder: Path, weights: WeightsFormat) -> None:
+        self.folder, self.weights = folder, weights
         self.tokenizer = load_tokenizer(folder)
         self._engine: Engine | None = None
         self._trainer: tuple[Decoder, Optimiser] | None = None
@@ -47,14 +47,14 @@ class Ours:
     def engine(self) -> Engine:
         if self._engine is None:
             self._engine = Engine(
-                load_decoder(self.folder, self.dtype), self.tokenizer, EngineConfig(kv_bytes=KV_BYTES)
+                load_decoder(self.folder, weights=self.weights), self.tokenizer, EngineConfig(kv_bytes=KV_BYTES)
             )
         return self._engine
 
     @property
     def trainer(self) -> tuple[Decoder, Optimiser]:
         if self._trainer is None:
-            decoder = load_decoder(self.folder, self.dtype)
+            decoder = load_decoder(self.folder, weights=self.weights)
             self._trainer = decoder, Optimiser(decoder.named_parameters(), OptimiserSettings())
         return self._trainer
 
@@ -201,7 +201,7 @@ def main() -> None:
         inexact.install()
     from linear_times import linear
 
-    ours = Ours(options.folder, getattr(torch, options.weights))
+    ours = Ours(options.folder, options.weights)
     verbs = {
         "generate": ours.generate,
         "decode": ours.decode,

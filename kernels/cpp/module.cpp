@@ -16,6 +16,7 @@ void bind_program(nb::module_& module);
 void bind_rotary(nb::module_& module);
 void bind_lm_head(nb::module_& module);
 void bind_adamw(nb::module_& module);
+void bind_pool(nb::module_& module);
 
 NB_MODULE(_kernels, module) {
   if (const char* forced = std::getenv("ZEROGAP_CPU_PATH"); forced != nullptr && *forced != '\0') zg::choose_path(forced);
@@ -29,4 +30,5 @@ NB_MODULE(_kernels, module) {
   bind_rotary(module);
   bind_lm_head(module);
   bind_adamw(module);
+  bind_pool(module);
 }

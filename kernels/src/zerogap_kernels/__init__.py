@@ -21,6 +21,7 @@ from zerogap_kernels._kernels import (
     choose_path,
     embedding,
     embedding_backward,
+    empty,
     exp,
     kept_ids,
     linear,
@@ -28,6 +29,7 @@ from zerogap_kernels._kernels import (
     pack,
     path,
     paths_here,
+    pool_bytes,
     rms_norm,
     rms_norm_backward,
     rotary,
@@ -38,6 +40,7 @@ from zerogap_kernels._kernels import (
     sum_of_squares,
     token_logprobs,
     token_logprobs_backward,
+    trim_pool,
     uniform,
 )
 
@@ -56,6 +59,7 @@ __all__ = [
     "choose_path",
     "embedding",
     "embedding_backward",
+    "empty",
     "exp",
     "kept_ids",
     "linear",
@@ -63,6 +67,7 @@ __all__ = [
     "pack",
     "path",
     "paths_here",
+    "pool_bytes",
     "rms_norm",
     "rms_norm_backward",
     "rotary",
@@ -73,6 +78,7 @@ __all__ = [
     "sum_of_squares",
     "token_logprobs",
     "token_logprobs_backward",
+    "trim_pool",
     "uniform",
 ]
 

@@ -7,13 +7,14 @@ matrix products of backwards are the library's.
 from zerogap.ops.native.attention import KVMemory, attention
 from zerogap.ops.native.linear import linear
 from zerogap.ops.native.logprob import sample, token_logprobs
-from zerogap.ops.native.norm import embedding, rms_norm, silu_mul
+from zerogap.ops.native.norm import add_rms_norm, embedding, rms_norm, silu_mul
 from zerogap.ops.native.packed import stale_copies
 from zerogap.ops.native.philox import uniform
 from zerogap.ops.native.rotary import rotary
 
 __all__ = [
     "KVMemory",
+    "add_rms_norm",
     "attention",
     "embedding",
     "linear",

@@ -63,7 +63,7 @@ class LayerKV:
 
     def attention(self, q_RHD: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
         """Return the attention of queries over this layer; without autograd."""
-        out_RHD = q_RHD.new_empty(q_RHD.shape)
+        out_RHD = kernels.empty(*q_RHD.shape)
         kernels.attention(
             heads(q_RHD), self.cache, self.layer, native_plan(plan), scale, out_RHD, None, torch.get_num_threads()
         )
@@ -78,8 +78,8 @@ def attention(q_RHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, plan: AttentionPlan, 
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q_RHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
-        out_RHD = q_RHD.new_empty(q_RHD.shape)
-        stats = q_RHD.new_empty(*q_RHD.shape[:2], 2)
+        out_RHD = kernels.empty(*q_RHD.shape)
+        stats = kernels.empty(*q_RHD.shape[:2], 2)
         kernels.attention_packed(
             heads(q_RHD), heads(k_SGD), heads(v_SGD), native_plan(plan), scale, out_RHD, stats,
             torch.get_num_threads(),
@@ -91,7 +91,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_RHD: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         q_RHD, k_SGD, v_SGD, out_RHD, stats = ctx.saved_tensors
-        grads = tuple(x.new_empty(x.shape) for x in (q_RHD, k_SGD, v_SGD))
+        grads = tuple(kernels.empty(*x.shape) for x in (q_RHD, k_SGD, v_SGD))
         kernels.attention_backward(
             heads(q_RHD), heads(k_SGD), heads(v_SGD), out_RHD, stats, heads(grad_RHD), native_plan(ctx.plan),
             ctx.scale, *grads, torch.get_num_threads(),

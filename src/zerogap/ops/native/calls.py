@@ -8,12 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from math import prod
 from typing import Any
 
+import torch
 from torch import Tensor
-from torch.utils.dlpack import to_dlpack
+from torch.utils.dlpack import from_dlpack, to_dlpack
 
 import zerogap_kernels
+
+_POOLED_FLOATS = 1 << 16  # smaller tensors are the system allocator's
+
+
+def empty(*shape: int) -> Tensor:
+    """Return a float32 tensor with any contents, a large one in memory that is kept for the next of its size."""
+    if prod(shape) < _POOLED_FLOATS:
+        return torch.empty(shape)
+    return from_dlpack(zerogap_kernels.empty(list(shape)))
 
 
 def call(function: Callable[..., Any], *values: Any, **named: Any) -> Any:

@@ -26,7 +26,7 @@ class _Linear(torch.autograd.Function):
         ctx.save_for_backward(weight_NK, *recipe.inputs)
         ctx.compute = recipe.compute
         ctx.has_bias = bias_N is not None
-        y_RN = x_RK.new_empty(len(x_RK), len(weight_NK))
+        y_RN = kernels.empty(len(x_RK), len(weight_NK))
         bias = None if bias_N is None else plain(bias_N)
         kernels.linear(rows(x_RK), packed(weight_NK, segments), bias, y_RN, torch.get_num_threads())
         return y_RN
@@ -35,7 +35,9 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, grad_RN: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         weight_NK, *kept = ctx.saved_tensors
         grad_x = times_weight(grad_RN, weight_NK) if ctx.needs_input_grad[0] else None
-        grad_weight = grad_RN.T @ ctx.compute(*kept) if ctx.needs_input_grad[1] else None
+        grad_weight = None
+        if ctx.needs_input_grad[1]:
+            grad_weight = torch.mm(grad_RN.T, ctx.compute(*kept), out=kernels.empty(*weight_NK.shape))
         grad_bias = grad_RN.sum(0) if ctx.has_bias and ctx.needs_input_grad[2] else None
         return grad_x, grad_weight, grad_bias, None
 
@@ -45,7 +47,7 @@ def times_weight(grad_RN: Tensor, weight_NK: Tensor) -> Tensor:
 
     A weight that is rounded in the forward is so here: this is the gradient of what was computed.
     """
-    grad_RK = grad_RN.new_empty(len(grad_RN), weight_NK.shape[1])
+    grad_RK = kernels.empty(len(grad_RN), weight_NK.shape[1])
     threads = torch.get_num_threads()
     values = computed_with(weight_NK)
     scratch = _transposed(weight_NK.shape[1], weight_NK.shape[0], values.dtype, threading.get_ident())

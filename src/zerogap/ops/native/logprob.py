@@ -19,10 +19,6 @@ _BACKWARD_ROWS = 256  # whose gradients of logits exist at once, where the logit
 # backward turns them into gradients in place; logits of further rows it computes again, with the same bits.
 KEPT_LOGITS_BYTES = 512 << 20
 
-_spare: list[
-    Tensor
-] = []  # memory of kept logits, for the next forward: fresh pages would cost half of what keeping spares
-
 
 def sample(
     hidden_RK: Tensor, lm_head_VK: Tensor, settings: SamplerRows, uniform_R: Tensor, top: list[int] | None = None
@@ -83,7 +79,7 @@ class _TokenLogprobs(torch.autograd.Function):
         if filtered:
             wanted["kept_bits"] = torch.zeros(count, bitmask_bytes(vocabulary), dtype=torch.uint8)
             wanted["kept_count"] = torch.empty(count, dtype=torch.int64)
-        memory, logits = _take(keep, _table_width(vocabulary)) if keep else (None, None)
+        logits = kernels.empty(keep, _table_width(vocabulary)) if keep else None
         for part, table in ((slice(0, keep), {"logits": logits}), (slice(keep, count), {})):
             if part.start == part.stop:
                 continue
@@ -99,7 +95,7 @@ class _TokenLogprobs(torch.autograd.Function):
             kept.extend(sets)
         ctx.save_for_backward(hidden_RK, lm_head_VK, target_R, peak_R, total_R)
         ctx.settings = settings.replaying(sets) if filtered else settings
-        ctx.memory, ctx.keep = memory, keep
+        ctx.logits = logits
         ctx.mark_non_differentiable(entropy_R)
         return logprob_R, entropy_R
 
@@ -108,19 +104,20 @@ class _TokenLogprobs(torch.autograd.Function):
         hidden_RK, lm_head_VK, target_R, peak_R, total_R = ctx.saved_tensors
         count, vocabulary = len(hidden_RK), len(lm_head_VK)
         width = _table_width(vocabulary)
-        memory, ctx.memory = ctx.memory, None  # overwritten here: a second backward computes the logits again
-        logits = torch.empty(0, width) if memory is None else _table(memory, ctx.keep, width)
-        keep = len(logits)
-        grad_hidden = torch.empty_like(hidden_RK)
-        grad_head = torch.empty_like(lm_head_VK) if count else torch.zeros_like(lm_head_VK)
+        logits, ctx.logits = ctx.logits, None  # overwritten here: a second backward computes the logits again
+        keep = 0 if logits is None else len(logits)
+        grad_hidden = kernels.empty(*hidden_RK.shape)
+        grad_head = kernels.empty(*lm_head_VK.shape)
+        if not count:
+            grad_head.zero_()
         # Of a rounded head the gradient of the rows is that of the values computed with, widened once.
         head_VK = computed_with(lm_head_VK).float()
-        scratch = torch.empty(min(count - keep, _BACKWARD_ROWS), width)
+        scratch = kernels.empty(min(count - keep, _BACKWARD_ROWS), width)
         for start in range(0, count, _BACKWARD_ROWS):
             part = slice(start, min(start + _BACKWARD_ROWS, count))
             settings = ctx.settings[part]
             in_place = start < keep
-            table = logits[part] if in_place else scratch[: part.stop - part.start]
+            table = logits[part] if logits is not None and in_place else scratch[: part.stop - part.start]
             grad_logits = table[:, :vocabulary]
             kernels.token_logprobs_backward(
                 rows(hidden_RK[part]), packed(lm_head_VK), target_R[part], settings.temperature_R, peak_R[part],
@@ -132,8 +129,6 @@ class _TokenLogprobs(torch.autograd.Function):
                 torch.mm(grad_logits.T, hidden_RK[part], out=grad_head)
             else:
                 grad_head.addmm_(grad_logits.T, hidden_RK[part])
-        if memory is not None:
-            _spare[:] = [memory]
         return grad_hidden, grad_head, None, None, None, None, None
 
 
@@ -141,17 +136,6 @@ def _rows_to_keep(count: int, vocabulary: int) -> int:
     """Return how many rows' logits the forward keeps: all, or as many whole parts of the backward as may be held."""
     most = KEPT_LOGITS_BYTES // (_table_width(vocabulary) * 4)
     return count if count <= most else most // _BACKWARD_ROWS * _BACKWARD_ROWS
-
-
-def _take(count: int, width: int) -> tuple[Tensor, Tensor]:
-    """Return memory (the spare one if it is large enough) and the table [count, width] that lies in it."""
-    spare = _spare.pop() if _spare else None
-    memory = torch.empty(count * width) if spare is None or len(spare) < count * width else spare
-    return memory, _table(memory, count, width)
-
-
-def _table(memory: Tensor, count: int, width: int) -> Tensor:
-    return memory[: count * width].view(count, width)
 
 
 def _table_width(vocabulary: int) -> int:

@@ -19,7 +19,7 @@ def rms_norm(x: Tensor, weight_K: Tensor, eps: float) -> Tensor:
 
 
 def _normal(x: Tensor, weight_K: Tensor, eps: float) -> Tensor:
-    y = x.new_empty(x.shape)
+    y = kernels.empty(*x.shape)
     kernels.rms_norm(_as_rows(x), plain(weight_K), eps, _as_rows(y), torch.get_num_threads())
     return y
 
@@ -33,13 +33,37 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        x, weight_K = ctx.saved_tensors
-        grad_x, grad_weight = x.new_empty(x.shape), torch.zeros_like(weight_K)
-        kernels.rms_norm_backward(
-            _as_rows(x), plain(weight_K), ctx.eps, _as_rows(grad), _as_rows(grad_x), grad_weight, False,
-            torch.get_num_threads(),
-        )  # fmt: skip
-        return grad_x, grad_weight, None
+        return *_norm_backward(*ctx.saved_tensors, ctx.eps, grad), None
+
+
+def _norm_backward(x: Tensor, weight_K: Tensor, eps: float, grad: Tensor) -> tuple[Tensor, Tensor]:
+    grad_x, grad_weight = kernels.empty(*x.shape), torch.zeros_like(weight_K)
+    kernels.rms_norm_backward(
+        _as_rows(x), plain(weight_K), eps, _as_rows(grad), _as_rows(grad_x), grad_weight, False,
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return grad_x, grad_weight
+
+
+def add_rms_norm(x_RK: Tensor, residual_RK: Tensor, weight_K: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return ``x + residual`` and its `rms_norm`."""
+    sum_RK, normal_RK = _AddRMSNorm.apply(x_RK, residual_RK, weight_K, eps)
+    return sum_RK, noted(normal_RK, partial(_normal, eps=eps), sum_RK, weight_K)
+
+
+class _AddRMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_RK: Tensor, residual_RK: Tensor, weight_K: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        sum_RK = torch.add(x_RK, residual_RK, out=kernels.empty(*x_RK.shape))
+        ctx.save_for_backward(sum_RK, weight_K)
+        ctx.eps = eps
+        return sum_RK, _normal(sum_RK, weight_K, eps)
+
+    @staticmethod
+    def backward(ctx: Any, grad_sum_RK: Tensor, grad_RK: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        grad_x, grad_weight = _norm_backward(*ctx.saved_tensors, ctx.eps, grad_RK)
+        grad_x += grad_sum_RK
+        return grad_x, grad_x, grad_weight, None
 
 
 def silu_mul(gate_RI: Tensor, up_RI: Tensor) -> Tensor:
@@ -48,7 +72,7 @@ def silu_mul(gate_RI: Tensor, up_RI: Tensor) -> Tensor:
 
 
 def _gated(gate_RI: Tensor, up_RI: Tensor) -> Tensor:
-    y_RI = gate_RI.new_empty(gate_RI.shape)
+    y_RI = kernels.empty(*gate_RI.shape)
     kernels.silu_mul(rows(gate_RI), rows(up_RI), y_RI, torch.get_num_threads())
     return y_RI
 
@@ -62,7 +86,7 @@ class _SiluMul(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_RI: Tensor) -> tuple[Tensor, Tensor]:
         gate_RI, up_RI = ctx.saved_tensors
-        grad_gate, grad_up = grad_RI.new_empty(grad_RI.shape), grad_RI.new_empty(grad_RI.shape)
+        grad_gate, grad_up = kernels.empty(*grad_RI.shape), kernels.empty(*grad_RI.shape)
         kernels.silu_mul_backward(
             rows(gate_RI), rows(up_RI), rows(grad_RI), grad_gate, grad_up, torch.get_num_threads()
         )
@@ -79,14 +103,14 @@ class _Embedding(torch.autograd.Function):
     def forward(ctx: Any, ids_R: Tensor, weight_VK: Tensor) -> Tensor:
         ctx.save_for_backward(ids_R)
         ctx.shape = weight_VK.shape
-        y_RK = weight_VK.new_empty(len(ids_R), weight_VK.shape[1], dtype=torch.float32)
+        y_RK = kernels.empty(len(ids_R), weight_VK.shape[1])
         kernels.embedding(ids_R, rows(table(weight_VK)), y_RK, torch.get_num_threads())
         return y_RK
 
     @staticmethod
     def backward(ctx: Any, grad_RK: Tensor) -> tuple[None, Tensor]:
         (ids_R,) = ctx.saved_tensors
-        grad_weight = grad_RK.new_zeros(ctx.shape)
+        grad_weight = kernels.empty(*ctx.shape).zero_()
         kernels.embedding_backward(ids_R, rows(grad_RK), grad_weight, torch.get_num_threads())
         return None, grad_weight
 

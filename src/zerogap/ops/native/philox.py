@@ -1,4 +1,4 @@
-"""Counter-based uniform numbers by the kernels: those of ``zerogap.ops.portable.uniform``, in one pass over the keys."""
+"""Counter-based uniform numbers by the kernels: those of ``zerogap.ops.portable``, in one pass over the keys."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Program:
     def _renew_copies(self) -> None:
         """Renew, in place, the copies of weights that have changed."""
         weights = [*[weight for weight, _ in self.linears], *self.tables]
-        counted = not any([weight.is_inference() for weight in weights])  # torch does not count their changes
+        counted = not any(weight.is_inference() for weight in weights)  # torch does not count their changes
         counts = [weight._version for weight in weights] if counted else None
         if counts is not None and counts == self.counts:
             return

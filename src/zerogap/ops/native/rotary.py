@@ -30,7 +30,7 @@ class _Rotary(torch.autograd.Function):
 
 
 def _rotate(x_RHD: Tensor, cos_RD: Tensor, sin_RD: Tensor, inverse: bool) -> Tensor:
-    out_RHD = x_RHD.new_empty(x_RHD.shape)
+    out_RHD = kernels.empty(*x_RHD.shape)
     angles = (plain(cos_RD).contiguous(), plain(sin_RD).contiguous())
     kernels.rotary(heads(x_RHD), torch.arange(len(x_RHD)), *angles, out_RHD, inverse, torch.get_num_threads())
     return out_RHD
