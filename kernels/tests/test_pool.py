@@ -2,6 +2,8 @@
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -10,8 +12,6 @@ import zerogap_kernels as kernels
 
 torch = pytest.importorskip("torch")
 from torch.utils.dlpack import from_dlpack  # noqa: E402
-
-MIB = 1 << 20
 
 
 @pytest.fixture(autouse=True)
@@ -55,14 +55,21 @@ def test_a_capsule_that_nobody_takes_gives_its_block_back() -> None:
     assert used() == before
 
 
+OTHER_SIZES = """
+import zerogap_kernels as kernels
+for megabytes in (8, 5, 9, 4, 11, 3, 12):
+    kernels.empty([megabytes, 1 << 18])  # nobody takes it: idle at once
+used, idle = kernels.pool_bytes()
+assert used == 0 and 12 << 20 <= idle <= 13 << 20, (used, idle)
+kernels.trim_pool()
+assert kernels.pool_bytes() == (0, 0)
+"""
+
+
 def test_other_sizes_do_not_pile_up() -> None:
-    for megabytes in (8, 5, 9, 4, 11, 3, 12):
-        x = tensor(megabytes, MIB // 4)
-        x.fill_(1.0)
-        del x
-    assert sum(kernels.pool_bytes()) <= 1.1 * 12 * MIB + used()
-    kernels.trim_pool()
-    assert kernels.pool_bytes()[1] == 0
+    """In a process of its own: how much may be idle depends on the most that was ever in use."""
+    done = subprocess.run([sys.executable, "-c", OTHER_SIZES], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("shape", [[], [0], [0, 5], [3, 0]])
