@@ -91,9 +91,9 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_RHD: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         q_RHD, k_SGD, v_SGD, out_RHD, stats = ctx.saved_tensors
-        grads = tuple(kernels.empty(*x.shape) for x in (q_RHD, k_SGD, v_SGD))
+        grad_q, grad_k, grad_v = (kernels.empty(*x.shape) for x in (q_RHD, k_SGD, v_SGD))
         kernels.attention_backward(
             heads(q_RHD), heads(k_SGD), heads(v_SGD), out_RHD, stats, heads(grad_RHD), native_plan(ctx.plan),
-            ctx.scale, *grads, torch.get_num_threads(),
+            ctx.scale, grad_q, grad_k, grad_v, torch.get_num_threads(),
         )  # fmt: skip
-        return *grads, None, None
+        return grad_q, grad_k, grad_v, None, None

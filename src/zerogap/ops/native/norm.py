@@ -33,7 +33,8 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        return *_norm_backward(*ctx.saved_tensors, ctx.eps, grad), None
+        x, weight_K = ctx.saved_tensors
+        return *_norm_backward(x, weight_K, ctx.eps, grad), None
 
 
 def _norm_backward(x: Tensor, weight_K: Tensor, eps: float, grad: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,7 +62,8 @@ class _AddRMSNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_sum_RK: Tensor, grad_RK: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        grad_x, grad_weight = _norm_backward(*ctx.saved_tensors, ctx.eps, grad_RK)
+        sum_RK, weight_K = ctx.saved_tensors
+        grad_x, grad_weight = _norm_backward(sum_RK, weight_K, ctx.eps, grad_RK)
         grad_x += grad_sum_RK
         return grad_x, grad_x, grad_weight, None
 
