@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 from zerogap.threads import prepare_environment
@@ -17,7 +18,7 @@ from jsonlines import Answer, Watch, prompts, serve, take_stdout, timed  # noqa:
 
 from zerogap.engine import Completion, Engine, EngineConfig, Request, SamplingParams  # noqa: E402
 from zerogap.models.decoder import Decoder, WeightsFormat  # noqa: E402
-from zerogap.models.tokenizer import load_tokenizer  # noqa: E402
+from zerogap.models.tokenizer import Tokenizer, load_tokenizer  # noqa: E402
 from zerogap.models.weights import load_decoder, weights_digest  # noqa: E402
 from zerogap.ops import ambient, backend  # noqa: E402
 from zerogap.trainer import (  # noqa: E402
@@ -38,18 +39,23 @@ class Ours:
 
     def __init__(self, folder: Path, weights: WeightsFormat) -> None:
         self.folder, self.weights = folder, weights
-        self.tokenizer = load_tokenizer(folder)
-        self._engine: Engine | None = None
+        self._engines: dict[bool, Engine] = {}
         self._trainer: tuple[Decoder, Optimiser] | None = None
         self.step = 0
 
-    @property
-    def engine(self) -> Engine:
-        if self._engine is None:
-            self._engine = Engine(
-                load_decoder(self.folder, weights=self.weights), self.tokenizer, EngineConfig(kv_bytes=KV_BYTES)
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return load_tokenizer(self.folder)
+
+    def engine(self, prefix_cache: bool = False) -> Engine:
+        """Return the engine; rollouts of unrelated prompts run without prefix cache, as the other engines do."""
+        if prefix_cache not in self._engines:
+            self._engines[prefix_cache] = Engine(
+                load_decoder(self.folder, weights=self.weights),
+                self.tokenizer,
+                EngineConfig(kv_bytes=KV_BYTES, prefix_cache=prefix_cache),
             )
-        return self._engine
+        return self._engines[prefix_cache]
 
     @property
     def trainer(self) -> tuple[Decoder, Optimiser]:
@@ -65,25 +71,26 @@ class Ours:
 
     def generate(self, sequences: int, prompt_tokens: int, new_tokens: int, seed: int, logprobs: bool = True) -> Answer:
         """Time a rollout; the exact log-prob of every token always comes along."""
-        rows = prompts(sequences, prompt_tokens, self.engine.decoder.config.vocab_size, seed)
-        requests = self.requests(rows, new_tokens)
+        engine = self.engine()
+        requests = self.requests(prompts(sequences, prompt_tokens, engine.decoder.config.vocab_size, seed), new_tokens)
         answer: Answer = {}
         with timed(answer):
-            done = self.engine.generate(requests)
+            done = engine.generate(requests)
         answer["tokens"] = sum(len(one.tokens) for one in done)
         assert answer["tokens"] == sequences * new_tokens == sum(len(one.logprobs) for one in done)
         return answer
 
     def decode(self, context: int, new_tokens: int, seed: int) -> Answer:
         """Time the decode steps of one sequence behind a prompt of ``context`` tokens, prefill left out."""
-        (request,) = self.requests(prompts(1, context, self.engine.decoder.config.vocab_size, seed), new_tokens + 1)
-        self.engine.add(request)
-        while not self.engine.step():
+        engine = self.engine()
+        (request,) = self.requests(prompts(1, context, engine.decoder.config.vocab_size, seed), new_tokens + 1)
+        engine.add(request)
+        while not engine.step():
             pass
         seconds = []
-        while self.engine.has_work():
+        while engine.has_work():
             watch = Watch()
-            self.engine.step()
+            engine.step()
             seconds.append(watch.seconds)
         return {"seconds": sum(seconds), "median_step_s": statistics.median(seconds), "tokens": len(seconds)}
 
@@ -127,7 +134,7 @@ class Ours:
 
     def grpo(self, samples: int, new_tokens: int) -> Answer:
         """Time one step: rollout, rewards, advantages, training forward and backward, update, weights to the engine."""
-        engine, (decoder, optimiser) = self.engine, self.trainer
+        engine, (decoder, optimiser) = self.engine(prefix_cache=True), self.trainer
         rows = [self.tokenizer.encode(prompt) for prompt in PROMPTS for _ in range(samples)]
         requests = [
             replace(request, key=(self.step + 1, number // samples, number % samples))

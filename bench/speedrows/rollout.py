@@ -58,7 +58,7 @@ def _row(bench: Bench, name: str, sides: list[str], sequences: int, weight_bytes
         )
 
     def warm(side: Side) -> object:
-        return side.ask(do="generate", sequences=sequences, prompt_tokens=PROMPT_TOKENS, new_tokens=4, seed=1)
+        return ask(side, -1)  # a whole one, so that every side has touched the memory it works in
 
     row = bench.in_turn(name, f"{sequences} sequences x {new_tokens} tokens with log-probs", sides, ask, warm)
     row.tokens = sequences * new_tokens

@@ -14,22 +14,36 @@
 #include "bind_heads.h"
 #include "cache.h"
 #include "plan.h"
+#include "pool.h"
 
 namespace nb = nanobind;
 using namespace zg;
 
 namespace {
 
-struct Free {
-  void operator()(float* memory) const { std::free(memory); }
-};
-using Memory = std::unique_ptr<float[], Free>;
+constexpr int64_t POOLED_FLOATS = 1 << 16;  // smaller memory is the system allocator's
 
+struct Give {
+  size_t pooled;  // bytes of the pool's block, 0 if it is none
+  void operator()(float* memory) const {
+    if (pooled > 0)
+      pool().give({memory, pooled});
+    else
+      std::free(memory);
+  }
+};
+using Memory = std::unique_ptr<float[], Give>;
+
+// Memory of one call. From the heap it would leave holes of its size between what lives longer.
 Memory take(int64_t floats) {
   const size_t bytes = (static_cast<size_t>(floats) * sizeof(float) + 64) / 64 * 64;
+  if (floats >= POOLED_FLOATS) {
+    const Pool::Block block = pool().take(bytes);
+    return Memory(static_cast<float*>(block.data), Give{block.bytes});
+  }
   void* memory = std::aligned_alloc(64, bytes);
   if (memory == nullptr) throw std::bad_alloc();
-  return Memory(static_cast<float*>(memory));
+  return Memory(static_cast<float*>(memory), Give{0});
 }
 
 template <class T>

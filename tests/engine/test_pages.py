@@ -13,6 +13,16 @@ def test_pages_are_clean_the_first_time_and_dirty_after():
     assert pool.pop_dirty() == ()
 
 
+def test_memory_that_was_touched_is_used_again_before_fresh_memory():
+    pool = PagePool(100, 4)
+    for _ in range(5):
+        pages = [pool.take() for _ in range(7)]
+        assert sorted(pages) == list(range(7))
+        pool.publish(pages[0], b"of this version")
+        pool.release(reversed(pages))
+        pool.drop_published()
+
+
 def test_a_published_page_outlives_its_holder_and_the_longest_unused_goes_first():
     pool = PagePool(3, 1)
     pages = [pool.take() for _ in range(3)]

@@ -1,4 +1,6 @@
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -62,6 +64,21 @@ def test_against_the_algorithm(max_grad_norm):
         assert all(p.grad is None for p in named.values())
     for name, expected in plain_adamw(start, gradients, settings).items():
         np.testing.assert_allclose(named[name].detach().numpy(), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_torchs_compiler_is_not_imported():
+    """torch.optim's classes import it: 60 MiB and a second or two of every start."""
+    code = (
+        "import sys, torch\n"
+        "from zerogap.trainer.optimiser import Optimiser, OptimiserSettings\n"
+        "weight = torch.nn.Parameter(torch.ones(3, 3, dtype=torch.float64))\n"
+        "optimiser = Optimiser([('weight', weight)], OptimiserSettings())\n"
+        "weight.sum().backward()\n"
+        "optimiser.apply()\n"
+        "assert float(weight.max()) < 1\n"
+        "sys.exit('torch._dynamo' in sys.modules)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 native = pytest.mark.skipif(bool(backend.native_missing()), reason="no zerogap-kernels")

@@ -15,6 +15,7 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
 
 from zerogap.errors import UsageError, ZerogapError, nearest
 from zerogap.ops import backend
@@ -140,8 +141,8 @@ class Optimiser:
     nearest even. Its gradients are float32 and add up in float32 from one backward to the next. Masters begin at the
     parameters' own values.
 
-    Of torch's, ``foreach`` and ``fused`` are off: the plain loop has the smallest peak (one parameter's temporaries)
-    and one order.
+    Of torch's it is the function, with ``foreach`` and ``fused`` off: the plain loop has the smallest peak (one
+    parameter's temporaries) and one order. The class would import torch's compiler, 60 MiB and a second or two.
 
     Args:
         parameters: (name, parameter) pairs, such as ``model.named_parameters()``.
@@ -158,16 +159,7 @@ class Optimiser:
         self.parameters = dict(parameters)
         self.masters = {name: _master(parameter) for name, parameter in self.parameters.items()}
         self.updates = 0
-        decayed = [master for master in self.masters.values() if master.dim() >= 2]
-        undecayed = [master for master in self.masters.values() if master.dim() < 2]
-        self._adamw = torch.optim.AdamW(
-            [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": undecayed, "weight_decay": 0.0}],
-            lr=settings.learning_rate,
-            betas=(settings.beta1, settings.beta2),
-            eps=settings.epsilon,
-            foreach=False,
-            fused=False,
-        )
+        self._state: dict[str, dict[str, Tensor]] = {}  # moments and counts by name, from a parameter's first update on
 
     def clear_gradients(self) -> None:
         """Drop all gradients, giving their memory back."""
@@ -195,32 +187,20 @@ class Optimiser:
         limit = self.settings.max_grad_norm
         clipped = 0 < limit < norm
         scale = limit / norm if clipped else 1.0
-        for group in self._adamw.param_groups:
-            group["lr"] = rate
         for name, master in self.masters.items():
             parameter = self.parameters[name]
             gradient, parameter.grad = parameter.grad, None
             if gradient is None:
                 continue
-            if backend.native_serves(master):
-                self._native_step(master, gradient, rate, scale)
-            else:
-                master.grad = gradient.mul_(scale) if clipped else gradient
-        self._adamw.step()
-        self._adamw.zero_grad(set_to_none=True)
-        for name in squares:
-            _round_into(self.parameters[name], self.masters[name])
+            step = self._native_step if backend.native_serves(master) else self._torch_step
+            step(name, gradient, rate, scale)
+            _round_into(parameter, master)
         self.updates += 1
         return UpdateStats(norm, rate, clipped)
 
-    def _native_step(self, master: nn.Parameter, gradient: Tensor, rate: float, scale: float) -> None:
-        state = self._adamw.state[master]
-        if not state:  # as torch begins
-            state["step"] = torch.tensor(0.0)
-            state["exp_avg"] = torch.zeros_like(master, requires_grad=False)
-            state["exp_avg_sq"] = torch.zeros_like(master, requires_grad=False)
+    def _native_step(self, name: str, gradient: Tensor, rate: float, scale: float) -> None:
+        master, state, settings = self.masters[name], self._state_of(name), self.settings
         state["step"] += 1
-        settings = self.settings
         _native().adamw_step(
             master,
             gradient,
@@ -229,9 +209,39 @@ class Optimiser:
             rate,
             (settings.beta1, settings.beta2),
             settings.epsilon,
-            settings.weight_decay if master.dim() >= 2 else 0.0,
+            self._decay(master),
             scale,
         )
+
+    def _torch_step(self, name: str, gradient: Tensor, rate: float, scale: float) -> None:
+        master, state, settings = self.masters[name], self._state_of(name), self.settings
+        with torch.no_grad():
+            adamw(
+                [master],
+                [gradient if scale == 1.0 else gradient.mul_(scale)],
+                [state["exp_avg"]],
+                [state["exp_avg_sq"]],
+                [],
+                [state["step"]],
+                foreach=False,
+                fused=False,
+                amsgrad=False,
+                beta1=settings.beta1,
+                beta2=settings.beta2,
+                lr=rate,
+                weight_decay=self._decay(master),
+                eps=settings.epsilon,
+                maximize=False,
+            )
+
+    def _state_of(self, name: str) -> dict[str, Tensor]:
+        if name not in self._state:  # as torch begins
+            moments = {what: torch.zeros_like(self.masters[name], requires_grad=False) for what in _MOMENTS[1:]}
+            self._state[name] = {"step": torch.tensor(0.0), **moments}
+        return self._state[name]
+
+    def _decay(self, master: Tensor) -> float:
+        return self.settings.weight_decay if master.dim() >= 2 else 0.0
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Return masters, moments and counts under ``<what>.<parameter name>``; not copies."""
@@ -239,7 +249,7 @@ class Optimiser:
         for name, master in self.masters.items():
             if master is not self.parameters[name]:
                 tensors[f"{_MASTER}.{name}"] = master.detach()
-            tensors |= {f"{what}.{name}": tensor for what, tensor in self._adamw.state.get(master, {}).items()}
+            tensors |= {f"{what}.{name}": tensor for what, tensor in self._state.get(name, {}).items()}
         return tensors
 
     def restore(self, updates: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
@@ -266,13 +276,13 @@ class Optimiser:
             state.setdefault(name, {})[what] = tensor
         for name, parameter in self.parameters.items():
             self._check_state(name, parameter, state.get(name, {}))
-        self._adamw.state.clear()
+        self._state = {}
         for name, parts in state.items():
             master = self.masters[name]
             if _MASTER in parts:
                 master.data.copy_(parts.pop(_MASTER))
             if parts:
-                self._adamw.state[master] = {
+                self._state[name] = {
                     what: tensor if what == "step" else tensor.to(master.device) for what, tensor in parts.items()
                 }
         self.updates = updates

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from zerogap.models.decoder import Decoder
+from zerogap.ops.adding import adding_gradients
 from zerogap.trainer.losses import LossSettings, policy_metrics, sequence_weights, token_losses
 from zerogap.trainer.optimiser import Optimiser
 from zerogap.trainer.packing import MicroBatch, micro_batch, pack
@@ -134,7 +135,8 @@ def accumulate(
         advantage_S = _per_token([sequences[m].advantage for m in members], batch, result.logprob_R)
         weight_S = _per_token([weights[m] for m in members], batch, result.logprob_R)
         loss_S = token_losses(result.logprob_R, old_S, advantage_S, settings.loss) * weight_S
-        loss_S.sum().backward()
+        with adding_gradients():
+            loss_S.sum().backward()
         losses += loss_S.detach().tolist()
         tokens.append(_Tokens(result.logprob_R.detach(), old_S, advantage_S, result.entropy_R.detach()))
         for member, scored in zip(members, split_scores(batch, result), strict=True):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zerogap.ops.adding import sum_so_far
 from zerogap.ops.native import calls as kernels
 from zerogap.ops.native.packed import computed_with, packed, plain, rows
 from zerogap.ops.native.recipe import recipe_of
@@ -37,7 +38,11 @@ class _Linear(torch.autograd.Function):
         grad_x = times_weight(grad_RN, weight_NK) if ctx.needs_input_grad[0] else None
         grad_weight = None
         if ctx.needs_input_grad[1]:
-            grad_weight = torch.mm(grad_RN.T, ctx.compute(*kept), out=kernels.empty(*weight_NK.shape))
+            added = sum_so_far(weight_NK)
+            if added is not None:
+                added.addmm_(grad_RN.T, ctx.compute(*kept))
+            else:
+                grad_weight = torch.mm(grad_RN.T, ctx.compute(*kept), out=kernels.empty(*weight_NK.shape))
         grad_bias = grad_RN.sum(0) if ctx.has_bias and ctx.needs_input_grad[2] else None
         return grad_x, grad_weight, grad_bias, None
 

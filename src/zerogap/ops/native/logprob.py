@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zerogap.ops.adding import sum_so_far
 from zerogap.ops.native import calls as kernels
 from zerogap.ops.native.packed import computed_with, packed, rows
 from zerogap.ops.portable.kept import ID_BYTES, bitmask_bytes
@@ -107,8 +108,9 @@ class _TokenLogprobs(torch.autograd.Function):
         logits, ctx.logits = ctx.logits, None  # overwritten here: a second backward computes the logits again
         keep = 0 if logits is None else len(logits)
         grad_hidden = kernels.empty(*hidden_RK.shape)
-        grad_head = kernels.empty(*lm_head_VK.shape)
-        if not count:
+        added = sum_so_far(lm_head_VK)
+        grad_head = kernels.empty(*lm_head_VK.shape) if added is None else added
+        if not count and added is None:
             grad_head.zero_()
         # Of a rounded head the gradient of the rows is that of the values computed with, widened once.
         head_VK = computed_with(lm_head_VK).float()
@@ -125,11 +127,11 @@ class _TokenLogprobs(torch.autograd.Function):
                 **({} if in_place else _limits(settings)), in_place=in_place,
             )  # fmt: skip
             torch.mm(grad_logits, head_VK, out=grad_hidden[part])
-            if start == 0:
+            if start == 0 and added is None:
                 torch.mm(grad_logits.T, hidden_RK[part], out=grad_head)
             else:
                 grad_head.addmm_(grad_logits.T, hidden_RK[part])
-        return grad_hidden, grad_head, None, None, None, None, None
+        return grad_hidden, grad_head if added is None else None, None, None, None, None, None
 
 
 def _rows_to_keep(count: int, vocabulary: int) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zerogap.ops.adding import sum_so_far
 from zerogap.ops.native import calls as kernels
 from zerogap.ops.native.packed import plain, rows, table
 from zerogap.ops.native.recipe import noted
@@ -103,18 +104,18 @@ def embedding(ids_R: Tensor, weight_VK: Tensor) -> Tensor:
 class _Embedding(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, ids_R: Tensor, weight_VK: Tensor) -> Tensor:
-        ctx.save_for_backward(ids_R)
-        ctx.shape = weight_VK.shape
+        ctx.save_for_backward(ids_R, weight_VK)
         y_RK = kernels.empty(len(ids_R), weight_VK.shape[1])
         kernels.embedding(ids_R, rows(table(weight_VK)), y_RK, torch.get_num_threads())
         return y_RK
 
     @staticmethod
-    def backward(ctx: Any, grad_RK: Tensor) -> tuple[None, Tensor]:
-        (ids_R,) = ctx.saved_tensors
-        grad_weight = kernels.empty(*ctx.shape).zero_()
+    def backward(ctx: Any, grad_RK: Tensor) -> tuple[None, Tensor | None]:
+        ids_R, weight_VK = ctx.saved_tensors
+        added = sum_so_far(weight_VK)
+        grad_weight = kernels.empty(*weight_VK.shape).zero_() if added is None else added
         kernels.embedding_backward(ids_R, rows(grad_RK), grad_weight, torch.get_num_threads())
-        return None, grad_weight
+        return None, grad_weight if added is None else None
 
 
 def _as_rows(x: Tensor) -> Tensor:
