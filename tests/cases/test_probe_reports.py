@@ -80,7 +80,8 @@ def r118() -> None:
 
 def r119() -> None:
     """sglang#19431: flag accepted, outputs differ above a batch size."""
-    found = ask(Truth(kind="sglang", facts=SGLANG, noise="batch"), "repeat", "company")["company"]
+    slow = Truth(kind="sglang", facts=SGLANG, noise="batch", step_s=0.01)  # requests overlap on a busy machine too
+    found = ask(slow, "repeat", "company")["company"]
     assert found.code == "NOT_BATCH_INVARIANT"
     assert "1 of 1" in found.numbers["by_batch"]["2"]
     assert "0 of 1" in found.numbers["by_batch"]["32"]

@@ -12,7 +12,7 @@ from zerogap.probe import verdict
 # (behaviour, check, code, how far the check is asked)
 LIES = [
     (Truth(noise="run"), "repeat", "NOT_REPEATABLE", False),
-    (Truth(noise="batch"), "company", "NOT_BATCH_INVARIANT", False),
+    (Truth(noise="batch", step_s=0.01), "company", "NOT_BATCH_INVARIANT", False),
     (Truth(noise="cache"), "prefix-cache", "PREFIX_CACHE_DRIFT", False),
     (Truth(noise="order"), "order", "ORDER_DEPENDENT", False),
     (Truth(noise="chunk"), "long-prompt", "CHUNKED_PREFILL_DRIFT", True),
@@ -22,7 +22,7 @@ LIES = [
     (Truth(ignore_seed="random"), "seed-honoured", "SEED_IGNORED", False),
     (Truth(ignore_seed="constant"), "seed-honoured", "SEED_IGNORED", False),
     (Truth(ignore_seed="constant"), "seed-absent", "SAME_WITHOUT_SEED", False),
-    (Truth(seed_with_batch=True), "seed-company", "SEED_DEPENDS_ON_COMPANY", False),
+    (Truth(seed_with_batch=True, step_s=0.01), "seed-company", "SEED_DEPENDS_ON_COMPANY", False),
     (Truth(meaning="tripled"), "temperature", "TEMPERATURE_NOT_AS_ASKED", False),
     (Truth(logprob="list"), "list", "RENORMALISED_OVER_LIST", False),
     (Truth(logprob="shift"), "token", "SHIFTED_BY_ONE", False),
@@ -139,7 +139,7 @@ def test_kept_sets_of_one_token_are_no_padding(asked: Asked) -> None:
 
 
 def test_noise_is_measured(asked: Asked) -> None:
-    found = asked(Truth(noise="batch", noise_size=1e-3), "company")["company"].outcome
+    found = asked(Truth(noise="batch", noise_size=1e-3, step_s=0.01), "company")["company"].outcome
     assert 1e-6 < found.numbers["max_abs"] < 4e-3
     assert "1 of 1" in found.numbers["by_batch"]["2"]
     assert "0 of 1" in found.numbers["by_batch"]["32"]
