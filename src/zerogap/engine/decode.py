@@ -20,7 +20,7 @@ import torch
 from zerogap import ops
 from zerogap.engine.capture import Body, Capture, Field, Staging, block_bytes, views
 from zerogap.engine.params import suppressed_ids
-from zerogap.engine.sampler import Draws, draw_next
+from zerogap.engine.sampler import Draws, draw_next, sampler_rows
 from zerogap.engine.scheduler import Chunk
 from zerogap.engine.sequence import Sequence
 from zerogap.models.decoder import Decoder
@@ -167,7 +167,7 @@ class DecodeSteps:
             replay = self._replays[size] = self._capture(self.body(size))
         replay()
         if size.sampler == "eager":
-            return draw_next(self._decoder, self._hidden_RK[:count], sequences)
+            return draw_next(self._decoder, self._hidden_RK[:count], sequences, sampler_rows(sequences))
         fields = _drawn_fields(size.rows)
         self._outputs.download(block_bytes(fields))
         drawn = views(self._outputs.host, fields)

@@ -6,7 +6,7 @@ import torch
 
 from zerogap.engine.capture import Capture, CudaGraphs
 from zerogap.engine.decode import DecodeSteps
-from zerogap.engine.sampler import Draws, draw_next
+from zerogap.engine.sampler import Draws, LastRows, draw_next
 from zerogap.engine.scheduler import Chunk
 from zerogap.engine.trace import sequence_rows
 from zerogap.models.decoder import Decoder, Hook
@@ -37,6 +37,7 @@ class Forward:
         positions = min(decoder.config.max_positions, num_pages * page_size)
         self.decode = None if capture is None else DecodeSteps(decoder, self.cache, max_sequences, positions, capture)
         self.replayed = 0
+        self._settings = LastRows()
 
     def run(self, chunks: list[Chunk], cleared: tuple[int, ...], hooks: tuple[Hook, ...]) -> Draws | None:
         """Compute the chunks' rows after clearing pages; return the draws, None if no chunk ends its sequence."""
@@ -58,7 +59,7 @@ class Forward:
         if len(drawing) < rows:
             last_R = torch.tensor(last_rows).to(hidden_RK.device, non_blocking=True)
             hidden_RK = hidden_RK.index_select(0, last_R)
-        return draw_next(self._decoder, hidden_RK, drawing)
+        return draw_next(self._decoder, hidden_RK, drawing, self._settings.of(drawing))
 
 
 def default_capture(decoder: Decoder, cuda_graphs: bool) -> Capture | None:

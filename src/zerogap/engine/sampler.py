@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from zerogap import ops
-from zerogap.engine.params import suppressed_ids
+from zerogap.engine.params import SamplingParams, suppressed_ids
 from zerogap.engine.sequence import Sequence, TopLogprobs
 from zerogap.models.decoder import Decoder
 
@@ -21,17 +21,33 @@ class Draws(NamedTuple):
     top_logprobs: list[TopLogprobs | None]
 
 
-def draw_next(decoder: Decoder, hidden_RK: Tensor, sequences: list[Sequence]) -> Draws:
+class LastRows:
+    """The settings of the last step, which decode steps of the same sequences share."""
+
+    def __init__(self) -> None:
+        self._params: list[SamplingParams] = []
+        self._rows: ops.SamplerRows | None = None
+
+    def of(self, sequences: list[Sequence]) -> ops.SamplerRows:
+        """Return `sampler_rows`, the last ones if all requests have the same settings still."""
+        params = [sequence.params for sequence in sequences]
+        if self._rows is None or self._rows.suppressed or params != self._params or any(p.min_tokens for p in params):
+            self._params, self._rows = params, sampler_rows(sequences)
+        return self._rows
+
+
+def draw_next(decoder: Decoder, hidden_RK: Tensor, sequences: list[Sequence], settings: ops.SamplerRows) -> Draws:
     """Draw the next token of each sequence from the hidden row of its last token.
 
     Args:
         decoder: has the LM head.
         hidden_RK: one row per sequence.
         sequences: in row order.
+        settings: of their next tokens.
     """
     counts = [sequence.params.logprobs for sequence in sequences]
     sampled = ops.sample(
-        hidden_RK, decoder.lm_head_weight, sampler_rows(sequences), _uniform(sequences), counts if any(counts) else None
+        hidden_RK, decoder.lm_head_weight, settings, _uniform(sequences), counts if any(counts) else None
     )
     top = sampled.top or [None] * len(sequences)
     return Draws(*_fetched(sampled.token_R, sampled.logprob_R), top)
@@ -67,6 +83,8 @@ def _uniform(sequences: list[Sequence]) -> Tensor:
     rows_of: dict[int, list[int]] = {}
     for row, sequence in enumerate(sequences):
         rows_of.setdefault(sequence.params.seed, []).append(row)
+    if len(rows_of) == 1:
+        return ops.uniform(sequences[0].params.seed, [(*each.key, len(each.tokens)) for each in sequences])
     uniform_R = torch.empty(len(sequences), dtype=torch.float64)
     for seed, rows in rows_of.items():
         keys = [(*sequences[row].key, len(sequences[row].tokens)) for row in rows]

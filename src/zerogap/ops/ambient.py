@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 
 import torch
 
@@ -11,6 +12,8 @@ from zerogap.errors import UsageError
 
 # Elements that the library hands to one thread at least (ATen's grain size).
 _GRAIN = 32768
+
+_SMALLEST, _HALF = sys.float_info.min, 0.5  # names: a constant product would be computed when this file is compiled
 
 
 @contextmanager
@@ -22,23 +25,27 @@ def guard() -> Iterator[None]:
     """
     # The per-operation setting: the older getter raises where a process has used both.
     kinds = (torch.backends.mkldnn.matmul, torch.backends.cuda.matmul)  # type: ignore[attr-defined]
-    precisions = [products.fp32_precision for products in kinds]
-    for products in kinds:
+    set_otherwise = [(products, found) for products in kinds if (found := products.fp32_precision) != "ieee"]
+    for products, _ in set_otherwise:
         products.fp32_precision = "ieee"
     try:
-        with torch.autocast("cpu", enabled=False), _no_gpu_autocast():
+        with _no_autocast():
             if flushes_subnormals():
                 torch.set_flush_denormal(False)
                 require_subnormals()
             yield
     finally:
-        for products, precision in zip(kinds, precisions, strict=True):
+        for products, precision in set_otherwise:
             products.fp32_precision = precision
 
 
-def _no_gpu_autocast() -> AbstractContextManager[object]:
-    """Switch autocast off for the GPU as well; without one, asking for it would only warn."""
-    return torch.autocast("cuda", enabled=False) if torch.cuda.is_available() else nullcontext()
+@contextmanager
+def _no_autocast() -> Iterator[None]:
+    with ExitStack() as stack:
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
 
 
 def require_subnormals() -> None:
@@ -59,4 +66,6 @@ def require_subnormals() -> None:
 
 def flushes_subnormals(elements: int = 1) -> bool:
     """Whether this process's arithmetic turns subnormal results into 0, in as many threads as share ``elements``."""
+    if elements == 1:
+        return _SMALLEST * _HALF == 0.0  # the calling thread's mode is Python's too
     return not bool((torch.full((elements,), 1.5e-38, dtype=torch.float32) * 0.5).view(torch.int32).all())

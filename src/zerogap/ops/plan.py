@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -46,14 +47,16 @@ class AttentionPlan:
         return np.array([chunk.count for chunk in self.chunks], dtype=np.int64)
 
     @cached_property
+    def _decodes(self) -> bool:
+        """Whether every chunk is one row, so that plain Python is faster than arrays."""
+        return all(chunk.count == 1 for chunk in self.chunks)
+
+    @cached_property
     def tables(self) -> tuple[np.ndarray, np.ndarray]:
         """All block tables one after the other, int32, and where each chunk's begins, int64 [S + 1]."""
-        used = -(-(self.start_S + self.count_S) // self.page_size)
-        offsets = np.concatenate(([0], np.cumsum(used)))
-        flat = np.empty(int(offsets[-1]), dtype=np.int32)
-        for chunk, first, last in zip(self.chunks, offsets[:-1], offsets[1:], strict=True):
-            flat[first:last] = chunk.block_table[: last - first]
-        return flat, offsets
+        used = [-(-(chunk.start + chunk.count) // self.page_size) for chunk in self.chunks]
+        flat = [page for chunk, pages in zip(self.chunks, used, strict=True) for page in chunk.block_table[:pages]]
+        return np.array(flat, dtype=np.int32), np.array([0, *accumulate(used)], dtype=np.int64)
 
     @cached_property
     def positions_R(self) -> Tensor:
@@ -63,6 +66,10 @@ class AttentionPlan:
     @cached_property
     def slots_R(self) -> Tensor:
         """Slot of each row's own key and value (page * page_size + offset), int64."""
+        size = self.page_size
+        if self._decodes:
+            slots = [each.block_table[each.start // size] * size + each.start % size for each in self.chunks]
+            return torch.tensor(slots, dtype=torch.int64)
         owner, positions = self._owned
         flat, offsets = self.tables
         pages = flat[offsets[owner] + positions // self.page_size].astype(np.int64)
@@ -71,6 +78,8 @@ class AttentionPlan:
     @cached_property
     def _owned(self) -> tuple[np.ndarray, np.ndarray]:
         """Chunk and absolute position of each row."""
+        if self._decodes:
+            return np.arange(len(self.chunks)), self.start_S.copy()
         owner = np.repeat(np.arange(len(self.chunks)), self.count_S)
         first = np.cumsum(self.count_S) - self.count_S
         return owner, np.arange(len(owner)) - first[owner] + self.start_S[owner]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from zerogap.ops.native.packed import packed, plain, table
 from zerogap.ops.native.plan import native_plan
 from zerogap.ops.plan import AttentionPlan
 from zerogap.ops.record import Instruction, Recording
+
+_VERSION = attrgetter("_version")
 
 
 @dataclass
@@ -34,8 +37,18 @@ class Program:
     linears: tuple[tuple[Tensor, int], ...]
     tables: tuple[Tensor, ...]
     others: tuple[Tensor, ...]
-    places: list[int]
+    places: list[int] = field(init=False)
     counts: list[int] | None = None
+
+    def __post_init__(self) -> None:
+        # Read before every step, when all of them are cold: each once, in one go.
+        self._copied = [*[weight for weight, _ in self.linears], *self.tables]
+        self._all = [*self._copied, *self.others]
+        self._counted = not any(weight.is_inference() for weight in self._copied)  # torch does not count their changes
+        self.places = self._places()
+
+    def _places(self) -> list[int]:
+        return list(map(Tensor.data_ptr, self._all))
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         # A copy of a decoder records its own: this one reads the memory of these weights.
@@ -43,7 +56,7 @@ class Program:
 
     def valid(self) -> bool:
         """Whether the weights still lie where they lay."""
-        return self.places == _places(self.linears, self.tables, self.others)
+        return self.places == self._places()
 
     def run(
         self,
@@ -81,9 +94,7 @@ class Program:
 
     def _renew_copies(self) -> None:
         """Renew, in place, the copies of weights that have changed."""
-        weights = [*[weight for weight, _ in self.linears], *self.tables]
-        counted = not any(weight.is_inference() for weight in weights)  # torch does not count their changes
-        counts = [weight._version for weight in weights] if counted else None
+        counts = list(map(_VERSION, self._copied)) if self._counted else None
         if counts is not None and counts == self.counts:
             return
         for weight, segments in self.linears:
@@ -108,7 +119,7 @@ def compile_program(recording: Recording) -> Program | None:
     linears, tables, others = tuple(maker.linears), tuple(maker.tables), tuple(maker.others)
     last = recording.instructions[-1].output
     assert last is not None
-    return Program(builder.build(), recording.widths[last], linears, tables, others, _places(linears, tables, others))
+    return Program(builder.build(), recording.widths[last], linears, tables, others)
 
 
 class _Maker:
@@ -187,9 +198,3 @@ class _Maker:
     def _held(self, weight: Tensor) -> Tensor:
         self.others.append(weight)
         return plain(weight)
-
-
-def _places(
-    linears: tuple[tuple[Tensor, int], ...], tables: tuple[Tensor, ...], others: tuple[Tensor, ...]
-) -> list[int]:
-    return [weight.data_ptr() for weight in (*[weight for weight, _ in linears], *tables, *others)]
