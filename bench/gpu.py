@@ -52,8 +52,25 @@ BUDGET = 450
 _DRY = 6  # times as long: the CPU is slow, and its times mean nothing
 
 
-class _CutError(Exception):
-    """The run is to end now."""
+class _End:
+    """Whether the run is to end now, and the stage that runs; a signal can come at any instruction."""
+
+    asked = False
+    running: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    def ask(cls, number: int, frame: Any) -> None:
+        """Handle a signal: end the stage that runs, and let what follows be written whole."""
+        for ours in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(ours, signal.SIG_IGN)
+        cls.asked = True
+        if cls.running is not None:
+            _kill(cls.running)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def main(arguments: list[str]) -> int:
@@ -73,8 +90,9 @@ def main(arguments: list[str]) -> int:
         (options.out / "logs").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         parser.error(f"--out {options.out}: {error.strerror}; name a folder that can be written")
+    _End.asked = False
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _cut)
+        signal.signal(number, _End.ask)
     seconds = options.seconds or BUDGET * (_DRY if options.dry else 1)
     end = began + seconds
     outcomes: dict[str, dict[str, Any]] = {}
@@ -84,7 +102,7 @@ def main(arguments: list[str]) -> int:
         left = end - time.monotonic()
         limit = min(stage.seconds * (_DRY if options.dry else 1), left)
         print(f"{stage.name:<12} {stage.says} ...", flush=True)
-        if any(outcome["status"] == "cut short" for outcome in outcomes.values()):
+        if _End.asked:
             outcomes[stage.name] = {"status": "not started", "seconds": 0.0, "why": "the run was ended before"}
         elif left > 1:
             outcomes[stage.name] = run_stage(stage.name, limit, device, options.dry, options.out)
@@ -114,18 +132,22 @@ def run_stage(name: str, seconds: float, device: str, dry: bool, out: Path) -> d
     began = time.monotonic()
     log = out / "logs" / f"{name}.txt"
     with log.open("wb") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+        process = _End.running = subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        if _End.asked:  # while it was being started
+            _kill(process)
         try:
             code = process.wait(timeout=seconds)
             status = {0: "holds", 1: "does not hold", 3: "skipped"}.get(code, "failed")
         except subprocess.TimeoutExpired:
             status = "out of time"
-        except _CutError:
-            status = "cut short"
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _kill(process)
             process.wait()
+            _End.running = None
+    if _End.asked:
+        status = "cut short"
     outcome: dict[str, Any] = {"status": status, "seconds": round(time.monotonic() - began, 2)}
     if record.is_file():
         outcome["record"] = json.loads(record.read_text())
@@ -164,12 +186,6 @@ def text(name: str, outcome: dict[str, Any]) -> str:
         padded = ([cell.rjust(width) for cell, width in zip(row, widths, strict=True)] for row in cells)
         lines += ["   " + "  ".join(row) for row in padded]
     return "\n".join(lines) + "\n"
-
-
-def _cut(number: int, frame: Any) -> None:
-    for ours in (signal.SIGTERM, signal.SIGINT):  # once: what follows is to be written whole
-        signal.signal(ours, signal.SIG_IGN)
-    raise _CutError
 
 
 def _cell(value: Any) -> str:
