@@ -1,5 +1,8 @@
 """Gradients that backwards add to ``.grad`` themselves: the sums that autograd would make, and only where asked for."""
 
+from collections.abc import Iterator
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
@@ -8,9 +11,15 @@ from zerogap import ops
 from zerogap.ops import backend
 from zerogap.ops.adding import adding_gradients, sum_so_far
 
-pytestmark = pytest.mark.skipif(bool(backend.native_missing()), reason="no zerogap-kernels")
+native = pytest.mark.skipif(bool(backend.native_missing()), reason="no zerogap-kernels")
 
 VOCABULARY, WIDTH = 67, 24
+
+
+@pytest.fixture(params=[pytest.param("native", marks=native), "portable"], autouse=True)
+def each_backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    with backend.using(request.param):
+        yield request.param
 
 
 def normal(*shape: int, seed: int) -> torch.Tensor:
@@ -47,6 +56,18 @@ def test_sums_over_micro_batches_are_right_and_stay_in_place() -> None:
     for name, exact in exact_sums(3).items():
         error = float((model[name].grad - exact).abs().max())
         assert error <= 1e-5 * float(exact.abs().max()), name
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_only_native_ops_within_the_block_keep_the_gradient_from_autograd(each_backend: str, within: bool) -> None:
+    """Hooks of a weight see what autograd gets: nothing, where the op has added it itself."""
+    model, seen = tied_model(), []
+    loss(model, 0).backward()
+    for name in ("table", "weight"):
+        model[name].register_hook(lambda grad, name=name: None if grad is None else seen.append(name))
+    with adding_gradients() if within else nullcontext():
+        loss(model, 1).backward()
+    assert set(seen) == (set() if within and each_backend == "native" else {"table", "weight"})
 
 
 def test_the_same_batches_give_the_same_bits() -> None:

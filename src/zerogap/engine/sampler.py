@@ -31,7 +31,7 @@ class LastRows:
     def of(self, sequences: list[Sequence]) -> ops.SamplerRows:
         """Return `sampler_rows`, the last ones if all requests have the same settings still."""
         params = [sequence.params for sequence in sequences]
-        if self._rows is None or self._rows.suppressed or params != self._params or any(p.min_tokens for p in params):
+        if self._rows is None or params != self._params or any(p.min_tokens for p in params):
             self._params, self._rows = params, sampler_rows(sequences)
         return self._rows
 
